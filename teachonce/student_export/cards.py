@@ -30,14 +30,14 @@ HEADINGS = (
     "loads in",
     "memory",
 )
-# The code of a student's card with the paragraphs that explain it: it loads weights that an export
+# Code of a student's card, with the paragraphs that explain it. It loads weights, which an export
 # does not have.
 LOADING = re.compile(
     r'```python\n(?:(?!```).)*"this folder".*?(?=^#|\nIts classifier|\Z)', re.MULTILINE | re.DOTALL
 )
-# A sentence on a file that an export does not have.
+# A sentence on training.json, which an export does not have.
 RECORD = re.compile(r"^`training\.json` has .*\n", re.MULTILINE)
-# The table of exports, and a row of it with a file that an export does not have.
+# The table of exports, and its rows on files, which another export does not have.
 SECTION = re.compile(f"{BEGIN}.*?(?:{END}|\\Z)", re.DOTALL)
 ROW = re.compile(r"^\| `.*\n", re.MULTILINE)
 FRONT = re.compile(r"\A---\n.*?^---\n", re.MULTILINE | re.DOTALL)
@@ -54,7 +54,7 @@ class Exported:
         is full agreement. None if no installed package can run the file.
     score: the score of the task, None if no task was scored.
     kept_float: names of the layers that were not quantised.
-    unit: of the score; "" for a share.
+    unit: the unit of the score; "" for a share.
     """
 
     file: str
@@ -80,10 +80,11 @@ class Exported:
 
 
 def export_card(card: str, student: LoadedStudent, exports: Sequence[Exported]) -> str:
-    """Return the card of an export, made from its student's card, with how its files are run."""
+    """Return the card of an export: the student's card, with sections on how to run the export's
+    files instead of the student's code."""
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
-    # The library of that name would load weights, and an export has none.
+    # The library of this name would load weights, which an export does not have.
     head = re.sub(r"^library_name: .*\n", "", head, flags=re.MULTILINE)
     body = RECORD.sub("", LOADING.sub("", body))
     body = SECTION.sub(lambda section: ROW.sub("", section[0]), body)
@@ -161,8 +162,8 @@ def write_card(card: str, student_row: Exported, exports: Sequence[Exported], pa
 
     student_row: the student itself, as the row STUDENT.
 
-    If `card` already has such a table, its rows for other files remain, and the student's score if
-    `student_row` has none.
+    If `card` already has such a table, its rows for other files remain. The student's score remains
+    if `student_row` has no score.
     """
     before, _, rest = card.partition(BEGIN)
     old, _, after = rest.partition(END)
@@ -183,7 +184,8 @@ def write_card(card: str, student_row: Exported, exports: Sequence[Exported], pa
 
 
 def _cells(exported: Exported) -> list[str]:
-    """Return the cells of a row as `_table_rows` does: score, agreement, size and costs."""
+    """Return the cells of a row, in the order of `_table_rows`: score, agreement, size and
+    costs."""
     costs = exported.figures
     figures = (
         (costs.sentence_ms, lambda ms: f"{ms:.2f} ms"),
@@ -196,9 +198,10 @@ def _cells(exported: Exported) -> list[str]:
 
 
 def _table_rows(section: str) -> dict[str, list[str]]:
-    """Parse the table of exports in a section that `write_card` wrote; return its rows."""
+    """Parse the table of exports in a section that `write_card` wrote. Returns, by the name of each
+    row, its score, agreement, size and costs."""
     rows = {}
-    _, _, below = section.partition("\n|---")  # the headings' line
+    _, _, below = section.partition("\n|---")  # the line below the headings
     for line in below.splitlines()[1:]:
         cells = [cell.strip() for cell in line.strip("| ").split("|")] if line[:1] == "|" else []
         if len(cells) == len(HEADINGS):

@@ -57,7 +57,7 @@ class ExportCheck:
         agreement of their outputs; 1 is full agreement.
     score: given a `Runner`, returns its task score; None if no task is scored.
     student_score: the student's own score; None if no task is scored.
-    unit: of `score`; "" for a share, which is printed in percent.
+    unit: the unit of `score`; "" for a share, which is printed in percent.
     texts: texts whose token ids are also compared, if a format has a tokenizer of its own.
     """
 
@@ -69,7 +69,8 @@ class ExportCheck:
     texts: Sequence[str] = ()
 
     def describe(self, share: float) -> str:
-        """Return a share with its meaning: a share of a score is no agreement, and may exceed 1."""
+        """Describe a share in words: as agreement, or as a share of the student's score, which may
+        exceed 1."""
         if self.student_score is not None and not self.unit:
             return f"{100 * share:.2f} % of the student's score ({self.measure})"
         return f"agreement {100 * share:.2f} % ({self.measure})"
@@ -137,7 +138,7 @@ def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -
             return 0.0
         if kind == "score":
             both = (np.concatenate(expected).T, np.concatenate(outputs).T)
-            # The worst output counts: a mean over several would hide one that is wrong.
+            # The worst output counts: a mean over all outputs would hide a single wrong one.
             return min(_correlation(*pair) for pair in zip(*both, strict=True))
         agreements = [
             _agreements(kind, target, output, batch["attention_mask"].astype(bool))
@@ -153,7 +154,7 @@ def _agreements(kind: str, expected: Array, outputs: Array, present: Array) -> F
     if kind == "embedding":
         return cosines_of_rows(expected, outputs)
     if kind == "several labels":
-        # A logit above 0 is a share above one half.
+        # A logit above 0 is a probability above one half.
         return np.asarray(((expected > 0) == (outputs > 0)).mean(axis=-1), np.float64)
     same = expected.argmax(-1) == outputs.argmax(-1)
     return np.asarray(same if same.ndim == 1 else same[present], np.float64)
@@ -201,7 +202,7 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
             return float(task.score(examples, rows, predicted)[task.primary])
 
     target = score(student.run)
-    # The agreement is a score divided by this one.
+    # The agreement is the score of an export divided by this score.
     if target <= 0:
         raise UserError(
             f"--check {path}: the student itself scores {target:.2f} on it: train it longer, or"
@@ -217,7 +218,7 @@ def _task_of(student: LoadedStudent) -> type[Any]:
     """Return the task of `downstream` that scores the student."""
     if student.kind == "embedding":
         return SentenceSimilarity
-    assert student.task is not None  # only LM heads have none
+    assert student.task is not None  # only LM heads have no task
     labels = student.task.labels
     if student.kind == "classification":
         return Classify if len(labels) > 1 else PairScore
@@ -247,8 +248,8 @@ def _decoder_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
     writes the texts itself.
 
     The share is H(p) / H(p, q), for the student's distribution p of the next token and the export's
-    q, both summed over DECODER_TOKENS tokens: 1 if all are equal. With a file, bits per byte are
-    measured as well.
+    q, both summed over DECODER_TOKENS tokens. It is 1 if all distributions are equal. With a file,
+    bits per byte are measured as well.
 
     Raises UserError for a file of another kind.
     """
@@ -299,7 +300,7 @@ def _own_texts(student: LoadedStudent) -> list[str]:
             # Of all pieces: `generate` draws from the 50 best by default.
             top_k=0,
             max_length=length,
-            # Else a drawn eos would end a text, and fewer tokens would be compared.
+            # Without eos: a drawn eos would end a text, and fewer tokens would be compared.
             min_length=length,
             pad_token_id=student.tokenizer.pad_token_id,
         )

@@ -59,7 +59,7 @@ def _parameters() -> list[click.Parameter]:
 
 def _refuse_early(options: ExportOptions) -> None:
     """Raise UserError for a missing file or library, an existing --out, or a format that does not
-    export the kind of the student, before torch loads."""
+    export this kind of student. Imports no torch."""
     check_new(options.out)
     if not options.folder.is_dir():
         near = suggest_path(options.folder)
@@ -74,7 +74,7 @@ def _refuse_early(options: ExportOptions) -> None:
             check_library(module, FORMATS[name].extra, f"--to {name}")
     if options.quantize in K_QUANT_FALLBACKS:
         check_k_quants(options.quantize)
-    # Without a comparison they would have no effect.
+    # Without llama-cpp-python no comparison runs, and these options would have no effect.
     for name in ("check", "least") if "gguf" in options.to else ():
         if (value := getattr(options, name)) != default_of(ExportOptions, name):
             flag = flag_of(name)

@@ -55,14 +55,14 @@ def costs_of(
     singles: inputs of one text each; batch: inputs of several texts. Raises UserError if the
     measuring process is killed, and any error that it raises.
     """
-    # spawned, so that what this process has loaded is neither shared nor counted
+    # spawned, not forked: memory of this process is neither shared nor counted
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     arguments = (format, path, output, list(singles), batch)
     process = context.Process(target=_send_measured, args=(sender, *arguments))
     with receiver, stoppable() as stop:
         try:
-            with sender, stop.deferred():  # else a stop could leave a process that is not known yet
+            with sender, stop.deferred():  # a stop here would leave an unknown process
                 process.start()
             stop.check()
             result = receiver.recv()
@@ -71,7 +71,7 @@ def costs_of(
             raise UserError(f"{path}: {_ended(process.exitcode or 0)}") from None
         finally:
             if process.pid is not None:
-                process.kill()  # after a stop it may have seconds of work left
+                process.kill()  # after a stop it may still work for seconds
                 process.join()
     if isinstance(result, Exception):
         raise result
@@ -79,7 +79,7 @@ def costs_of(
 
 
 def _ended(code: int) -> str:
-    """Return how the process that measures ended without figures, and what to do next."""
+    """Describe how the measuring process ended without figures, and what to do next."""
     name = "the process that measures its time and memory"
     if code == -signal.SIGKILL:
         return (
@@ -131,7 +131,7 @@ def _measured(
 
         torch.set_num_threads(1)
     load = _loader(format, path, output)
-    with suppress(OSError):  # so that a peak of the imports is not the model's
+    with suppress(OSError):  # else a peak during the imports would count
         reset_peak()
     before = _memory("VmRSS")
     begin = time.perf_counter()
@@ -150,7 +150,8 @@ def _measured(
 
 
 def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]:
-    """Import the libraries of a format, and return the function that loads the model."""
+    """Import the libraries of a format, and return a function that loads the model and returns its
+    `Runner`."""
     if format is None:
         from teachonce.student_export.loaded_student import load_student
 

@@ -48,9 +48,9 @@ Say = Callable[[str], object]
 def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     """Save the tokenizer with the student's truncation and padding in tokenizer.json.
 
-    transformers does not save them: it sets them for each call. But programs that run an export
-    have only tokenizer.json. A decoder's tokenizer is saved unchanged, because a user's prompt must
-    not be truncated.
+    transformers does not save truncation and padding, but sets them for each call. Programs that
+    run an export have only tokenizer.json. A decoder's tokenizer is saved unchanged, because a
+    user's prompt must not be truncated.
     """
     if student.kind == DECODER:
         tokenizer = load_tokenizer(resolve_model(str(student.folder)))
@@ -112,8 +112,8 @@ def write_metadata(student: LoadedStudent, exports: list[Exported], folder: Path
 
 
 def _positions(student: LoadedStudent) -> int:
-    """Return the maximal length in tokens of a text for an exported student. The comparison with
-    the student uses shorter texts for decoders."""
+    """Return the largest number of tokens of a text for an exported student. A decoder is compared
+    with the student on shorter texts."""
     if student.kind == DECODER:
         return input_limit(student.config, student.tokenizer)
     return student.max_length
@@ -146,7 +146,8 @@ def _json_bytes(content: dict[str, Any]) -> bytes:
 def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     """Export a student to every format of `options.to`, into a new folder; return its files.
 
-    The model card of the new folder gets a table of its files; they are added to the student's.
+    The model card of the new folder gets a table of its files; the files are also added to the
+    table in the student's card.
 
     Raises UserError if the student or a library does not fit, or if an export's agreement is below
     `options.least`. No folder is made then.
@@ -157,16 +158,17 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     if LIBRARIES.keys() & options.to:
         check_answers(student)
     if all(FORMATS[name].layers_are_modules for name in options.to):
-        # before the conversion, which takes minutes
+        # checked before the conversion, which takes minutes
         modules = student.network.named_modules()
         matrices = [name for name, module in modules if _has_matrix(module)]
         _check_layer_names(matrices, options.keep_float)
     check = export_check(student, options.check, options.columns)
-    _student_card(options.folder)  # refused before the work; below it is read as it is by then
+    _student_card(options.folder)  # raises before the work; the card is read again after it
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    # The lease, because the next export removes what a killed one left of its unfinished folder.
+    # The lease protects the unfinished folder: `atomic_path` of another export to this path removes
+    # it.
     with closing(Lease(options.out)), files.atomic_path(options.out) as folder:
-        check_new(options.out)  # again: another process may have ended while this one loaded torch
+        check_new(options.out)  # again: another export may have ended since
         folder.mkdir()
         exports = [_exported(student, check, name, options, folder, say) for name in options.to]
         say("the student is timed")
@@ -181,7 +183,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         text = _student_card(options.folder)
         write_card(export_card(text, student, exports), student_row, exports, folder / CARD)
         files.apply_umask(folder)
-    # Last, so that the student's card lists no export that was not published.
+    # Last, so that the student's card lists only published exports.
     write_card(text, student_row, exports, options.folder / CARD)
     say(f"export in {options.out}; its {CARD} shows how to run it")
     return exports
@@ -289,7 +291,7 @@ def _quantise(
     Raises UserError if the agreement is below `options.least`, and names the layers that lose most.
     """
     kind = options.quantize
-    assert kind and format.layers and format.quantise  # as it has names of quantised files
+    assert kind and format.layers and format.quantise  # true of each format with `--quantize`
     layers = format.layers(source)
     _check_layer_names(layers, options.keep_float)
     quantised = {n: parts for n, parts in layers.items() if not _is_within(n, options.keep_float)}
@@ -305,8 +307,8 @@ def _quantise(
     share = _share(student, check, format, path)
     if share is None or share >= options.least:
         return in_float, share
-    # One layer may be to blame: in int8 one of `modernbert:tiny` loses 3.65 %, the next 0.12 %
-    # (benchmarks/RESULTS.md).
+    # One layer may cause the loss: in int8, a layer of `modernbert:tiny` loses 3.65 %, the next
+    # worst 0.12 % (benchmarks/RESULTS.md).
     losses = _layer_losses(student, format, source, quantised, kind)
     worst = sorted(losses, key=lambda name: -losses[name])[:WORST]
     listed = ", ".join(f"{name} {100 * losses[name]:.2f} %" for name in worst)
@@ -328,7 +330,7 @@ def _layer_losses(
     layers: dict[str, list[str]],
     kind: str,
 ) -> dict[str, float]:
-    """Return, by layer, the loss of agreement when this layer alone is quantised."""
+    """Return, for each layer, how much agreement is lost if only this layer is quantised."""
     assert format.quantise
     # on texts of random pieces: scoring a task's file may take minutes for each layer
     outputs = export_check(student, None)

@@ -49,7 +49,7 @@ class LoadedStudent(StudentInputs):
 
     network: a module whose arguments are `inputs`, int64 [B,S] each. It returns logits [B,S,V] or
         [B,C], or vectors [B,D] and the states [B,S,H] before the pooling.
-    chat_template: of a decoder that was trained on chats; "" for other students.
+    chat_template: the template of a decoder that was trained on chats; "" for other students.
     """
 
     folder: Path
@@ -83,12 +83,14 @@ class LogitsNetwork(nn.Module):
 
 
 class VectorNetwork(nn.Module):
-    """Runs an encoder with its pooling and further modules; `prompt`: the prompt's token count."""
+    """Runs an encoder with its pooling and further modules. `prompt`: number of the prompt's
+    tokens."""
 
     def __init__(self, encoder: Any, head: Any, prompt: int) -> None:
         super().__init__()
         self.encoder, self.head, self.prompt = encoder, head, prompt
-        # The library looks at the mask for padding on the left, which torch.export cannot follow.
+        # sentence-transformers branches on the mask, to find padding on the left; torch.export
+        # cannot trace this.
         head.pooling._exclude_prompt_from_mask = lambda mask, n: mask * (mask.cumsum(dim=1) > n)
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Both:
@@ -161,7 +163,7 @@ def load_student(folder: Path) -> LoadedStudent:
 def _reads_pairs(config: Any, activation: str) -> bool | None:
     """Return whether a classifier reads pairs of texts; None if its config has no record of it."""
     pairs = trained_on_pairs(config)
-    # A model of another program with one output is taken for a reranker.
+    # A model with one output that Teachonce did not train is taken for a reranker.
     return True if pairs is None and activation else pairs
 
 
@@ -215,7 +217,7 @@ def _static(folder: Path) -> LoadedStudent:
     settings = read_sentence_settings(resolve_vectors(str(folder)), None)
     first = model[0]
     names = first.tokenizer.get_vocab()
-    # Any piece will do without such a name: the mask leaves padding out of the mean.
+    # If no piece has such a name, any piece will do: the mask leaves padding out of the mean.
     padding = next((name for name in ("[PAD]", "<pad>") if name in names), min(names))
     # transformers also takes the side of the truncation from tokenizer.json.
     longest = min(longest_text(first.tokenizer) or LONGEST, LONGEST)

@@ -167,7 +167,8 @@ def column_flags(roles: Iterable[str]) -> str:
 def check_llama_cpp(given: str, instead: str) -> None:
     """Raise UserError if llama-cpp-python is not installed.
 
-    given: the option that needs it, as it is typed. instead: for the message, what to do without.
+    given: the option that needs it, as it is typed. instead: what to do without the package, for
+        the message.
     """
     if importlib.util.find_spec("llama_cpp") is None:
         raise UserError(

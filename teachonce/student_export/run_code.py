@@ -191,7 +191,8 @@ ${inner}        filled += before + piece
         done = end
     return {"filled": filled + text[done:], "masks": masks}
 """
-# How a piece inside a word is joined to the text before it, by the style of a vocabulary's marks.
+# Code that joins a piece inside a word to the text before it, for each way in which a vocabulary
+# marks such pieces.
 INNER = {
     "prefix": """        if piece.startswith($mark):  # continues the word before it
             before, piece = before.rstrip(), piece.removeprefix($mark)
@@ -209,7 +210,9 @@ SPECIAL = """special = {token.content for token in tokenizer.get_added_tokens_de
 class Answering:
     """Holds the parts of a program that depend on the kind of its answers.
 
-    answer: the function `answer`; functions: those that it calls; settings: what they read.
+    All are source code. answer: the function `answer`. functions: the functions that it calls.
+    settings: constants that these functions read. main: the function `main`. module: a module to
+    import, or "".
     """
 
     answer: str
@@ -220,8 +223,8 @@ class Answering:
 
 
 def run_code(student: StudentInputs, format: str, file: str) -> str:
-    """Return a Python program for the folder of an export, which answers lines with a file of
-    it."""
+    """Return a Python program for the folder of an export. It runs `file` of the folder, and prints
+    an answer to each line of text."""
     tagger = student.kind == "tagging"
     imports = f"from tokenizers import {'Regex, ' * tagger}Tokenizer"
     imports += "\nfrom tokenizers.pre_tokenizers import Split" * tagger
@@ -274,7 +277,7 @@ def _answering(student: StudentInputs) -> Answering:
             settings += SPECIAL * (marks.style == "blank")
         return Answering(_filled(MASKS, inner=inner), SOFTMAX, settings, module="re")
     task = student.task
-    assert task is not None  # only LM heads and embedders have none
+    assert task is not None  # only LM heads and embedders have no task
     if student.kind == "tagging":
         later = _filled(LATER, label=_quoted(task.later_label)) if task.later_label else ""
         joins = student.joins_entities
@@ -299,5 +302,5 @@ def _filled(template: str, **parts: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    # A text in JSON is a literal of Python, too.
+    # A JSON string is also a Python literal.
     return json.dumps(text, ensure_ascii=False)

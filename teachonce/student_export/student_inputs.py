@@ -40,7 +40,8 @@ class StudentInputs:
     max_length: the longest input in tokens, special tokens included.
     special: whether the tokenizer adds special tokens to a text.
     prompt: prepended to each text.
-    pairs: whether it reads pairs of texts, as a reranker does; None if no file records it.
+    pairs: whether the student reads pairs of texts, as a reranker does; None if no file records
+        this.
     activation: the class of torch.nn that turns a reranker's logit into its score; "" for others.
     about: further entries of export.json, such as `prompts`.
     """
@@ -63,7 +64,7 @@ class StudentInputs:
 
     @property
     def output(self) -> str:
-        """Return the name of the output that has the answer."""
+        """Return the name of the output from which answers are computed."""
         return self.outputs[0]
 
     def mask_token(self) -> str:
@@ -133,7 +134,7 @@ class StudentInputs:
         arrays["input_ids"] += self.tokenizer.pad_token_id
         for number, row in enumerate(rows):
             for name in self.inputs:
-                # Rows of windows have no types of tokens: a single text has type 0 throughout.
+                # Rows of windows have no `token_type_ids`: all tokens of a single text have type 0.
                 values = row.get(name, [0] * len(row["input_ids"]))
                 arrays[name][number, : len(values)] = values
         return arrays

@@ -128,11 +128,11 @@ class Predictor:
                 )
 
     def _outputs(self, rows: Sequence[Any]) -> Iterator[Array]:
-        """Yield the output of each tokenized row, without the batch."""
+        """Yield the output of each tokenized row, without the batch dimension."""
         size = MASKED_BATCH if self.student.kind == "mlm" else BATCH
         for batch in self.student.batches(rows, size):
             for output in self.run(batch):
-                if not np.isfinite(output).all():  # an answer would be any label
+                if not np.isfinite(output).all():  # else the answer would be an arbitrary label
                     raise UserError(
                         "the student gives NaN or infinity, so its weights are damaged; train it"
                         " again"
@@ -140,8 +140,8 @@ class Predictor:
                 yield output
 
     def _truncated(self, texts: Sequence[Sequence[str]]) -> tuple[list[Array], list[Answer]]:
-        """Return the outputs of texts, or of pairs (a list for each side), and for each answer
-        `cut` if its text was truncated."""
+        """Return the outputs of texts, or of pairs (a list of first and a list of second texts),
+        and an answer for each: {"cut": True} if it was truncated, else {}."""
         encoded = self.student.tokenized(*texts)
         cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
         self.long += sum(cut)
@@ -179,7 +179,7 @@ class Predictor:
         if not self.pairs:
             vectors, cuts = self._truncated(sides)
             for vector, cut in zip(vectors, cuts, strict=True):
-                # By their text, the shortest that gives the same float32: 0.1, not
+                # Converted through text, the shortest that gives the same float32: 0.1, not
                 # 0.10000000149011612.
                 yield {"vector": [float(str(number)) for number in vector], **cut}
             return
@@ -228,7 +228,7 @@ class Predictor:
                     if not run and not item.words:
                         continue
                     span = _span(text, *spans[number])
-                    # A given word without a token; `Tagging.tags_of_words` scores it likewise.
+                    # A given word without a token has the tag "O", as in `Tagging.tags_of_words`.
                     if not run:
                         words.append({**span, "tag": OUTSIDE, "probability": 0.0})
                         continue
@@ -273,8 +273,8 @@ class Predictor:
 
 
 def _with_piece(before: str, vocabulary: Vocabulary | None, shown: str, number: int) -> str:
-    """Return a text followed by a piece, which is `shown` as decoded; if the piece continues a
-    word, without a space between them."""
+    """Return the text `before`, followed by a piece (its id is `number`, its decoded text `shown`),
+    without a space between them if the piece continues a word."""
     shown = shown.strip()
     # A masked LM may have more outputs than its tokenizer has pieces.
     if vocabulary is None or number >= len(vocabulary) or vocabulary.special[number]:

@@ -47,7 +47,8 @@ def load_runner(folder: Path, file: str | None = None) -> tuple[StudentInputs, R
     """Load the folder of a student, or `file` of an export (None: the first that export.json
     lists).
 
-    Raises UserError if the folder is neither or cannot be loaded, and for a `file` of a student.
+    Raises UserError if the folder is neither a student nor an export, or cannot be loaded, and if
+    `file` is given for a student.
     """
     if (folder / EXPORTED).is_file():
         return _export(folder, file)
@@ -69,7 +70,8 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         )
     names = [entry["file"] for entry in about["files"]]
     name = file or (names[0] if names else "")
-    # By the names that the formats write: no path of export.json leads out of the folder.
+    # Only names that the formats write are accepted, so no path in export.json leads out of the
+    # folder.
     format = next((f for f in FORMATS.values() if name in f.names.values()), None)
     if name not in names or format is None:
         listed = f"{folder / EXPORTED} lists {', '.join(names)[:200] or 'no file'}"
@@ -134,7 +136,7 @@ def _library_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except UserError:
-        raise  # a package is missing, or llama.cpp gave the cause
+        raise  # it already names a missing package, or llama.cpp's error
     except Exception as error:  # libraries raise errors of any type for a damaged file
         if out_of_memory(error):
             raise
@@ -144,7 +146,8 @@ def _library_errors(problem: str) -> Iterator[None]:
 
 
 def _checked(run: Runner, student: StudentInputs, path: Path) -> Runner:
-    """Return `run`, whose outputs are checked for the shape that the student's kind has."""
+    """Return a `Runner` that calls `run`, and raises UserError if the output's shape does not fit
+    the student's kind."""
     axes = 3 if student.kind in ("tagging", "mlm") else 2
     labels = len(student.task.labels) if student.task else None
     named = f" with {counted(labels, 'label')}" if labels else ""

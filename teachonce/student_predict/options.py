@@ -20,7 +20,7 @@ def check_folder(folder: Path) -> None:
 
 
 def decoder_refused(folder: Path) -> UserError:
-    # An export has no weights that transformers loads; its README.md has the lines for its format.
+    # transformers cannot load an export; its README.md shows how to run it.
     run = "as its README.md shows"
     if not (folder / EXPORTED).is_file():
         run = "with pipeline('text-generation') of transformers"
@@ -81,7 +81,7 @@ class PredictOptions:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Return the names of columns that were given, by role."""
+        """Return the column names that were given, by role (`text`, `text_a`, `text_b`)."""
         named = {
             "text": self.text_column,
             "text_a": self.text_a_column,

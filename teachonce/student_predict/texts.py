@@ -30,7 +30,8 @@ WORDS = "; a file of word<TAB>tag lines has an empty line after each sentence, o
 class InputText:
     """Holds a text, or the two texts of a pair, and the place where it was given, for errors.
 
-    words: the (begin, end) of each word, if the words were given; () if they are to be found.
+    words: (begin, end) of each word in characters, if the words were given; () if the predictor is
+        to find them.
     """
 
     texts: tuple[str, ...]
@@ -109,7 +110,7 @@ def _has_words(path: Path, columns: dict[str, str]) -> bool:
 
 def note_on_columns(options: PredictOptions) -> str | None:
     """Describe which columns and lines of a file of words and tags are read; None if all are read,
-    and for other files."""
+    and for any other file."""
     path = options.input
     if path is None or str(path) == "-" or not _has_words(path, options.columns):
         return None
@@ -145,7 +146,8 @@ def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]
 
 
 def _of_row(row: Row, columns: dict[str, str]) -> InputText:
-    """Return the text or the pair of a row; if the column of the text has a list, its words."""
+    """Return the text or the pair of a row; if the cell of the text is a list, its items are
+    words."""
     names = ("text", *WORD_COLUMNS) if {*columns, *row}.isdisjoint(PAIR) else ()
     name = columns.get("text") or next((name for name in names if has_cell(row, name)), "text")
     words = cell_of(row, name) if has_cell(row, name) else None

@@ -12,20 +12,21 @@ Floats = NDArray[np.float32]
 
 
 def starts(sizes: ArrayLike) -> Array:
-    """Return the first index of each of n rows in a flat array, and then the total size: sizes [n]
-    -> int64 [n + 1]."""
+    """Return the first index of each of n rows in a flat array, followed by the total size: sizes
+    of the rows [n] -> int64 [n + 1]."""
     # int64 by request: the sum of unsigned sizes is uint64, which NumPy joins with 0 to float64.
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def begins(sizes: ArrayLike) -> Array:
-    """Return the first index of each of n rows in a flat array: sizes [n] -> int64 [n]."""
+    """Return the first index of each of n rows in a flat array: sizes of the rows [n] -> int64
+    [n]."""
     return starts(sizes)[:-1]
 
 
 def ranges(begin: Array, sizes: Array) -> Array:
-    """Concatenate ranges: begin[0] .. begin[0] + sizes[0] - 1, then begin[1] .. and so on. Returns
-    int64 [sum of sizes]."""
+    """Return the numbers of several ranges in one array, int64 [sum of sizes]. Range i starts with
+    begin[i] and has sizes[i] numbers."""
     start = starts(sizes)
     return np.repeat(begin - start[:-1], sizes) + np.arange(start[-1])
 
@@ -36,7 +37,8 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def runs_of_equal(values: Array) -> tuple[Array, Array]:
-    """Return the first and the last place of each run of equal values, which are at least 0."""
+    """Return the first and the last index of each group of equal, consecutive values. Values must
+    be at least 0."""
     edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     return edges[:-1], edges[1:] - 1
 
@@ -48,14 +50,14 @@ def permutation(length: int, *seed: int) -> Array:
     seed gives the same order in all versions.
     """
     raw = np.random.PCG64(np.random.SeedSequence(list(seed))).random_raw(length)
-    order = np.argsort(raw)  # a third of the time of a stable sort, and the same without ties
+    order = np.argsort(raw)  # takes a third of the time of a stable sort; equal to it without ties
     drawn = raw[order]
     return np.argsort(raw, kind="stable") if (drawn[1:] == drawn[:-1]).any() else order
 
 
 def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array) -> Array:
-    """Return for each token of a text the first of M spans that shares a character with it: int64
-    [N], -1 if none does.
+    """Return for each token of a text the index of the first span that shares a character with it:
+    int64 [N], -1 if no span does.
 
     Tokens [N] and spans [M] are begin..end in characters; the spans ascend and are disjoint. No
     span covers a token without characters.
@@ -71,7 +73,8 @@ def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array)
 def covering_spans_of_texts(
     offsets: Array, lengths: Array, spans: Array, span_counts: Array
 ) -> Array:
-    """Find `covering_spans` for B texts at once: int64 [N], row numbers of `spans`, or -1.
+    """Compute `covering_spans` for B texts at once: for each token the row number in `spans`, or
+    -1: int64 [N].
 
     offsets: [N, 2], the tokens of all texts. lengths: [B], the number of tokens of each text.
         spans: [M, 2 or more]; the first two columns are begin and end. span_counts: [B], the number
@@ -80,7 +83,8 @@ def covering_spans_of_texts(
     if not len(spans):
         return np.full(len(offsets), -1)
     texts = np.arange(len(lengths))
-    # One number line for all texts: each gets a stretch longer than any of them.
+    # Positions of text number i are shifted by i times a number above all positions, so that texts
+    # do not overlap.
     stretch = int(max(offsets.max(initial=0), spans[:, :2].max())) + 1
     token = np.repeat(texts, lengths) * stretch
     span = np.repeat(texts, span_counts) * stretch

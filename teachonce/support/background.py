@@ -1,4 +1,4 @@
-"""Run work in a thread: prefetch for the caller, or make its calls in the background."""
+"""Run work in a thread: prefetch items, or make calls while the caller continues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
     finally:
         stop.set()
         while not slots.empty():
-            slots.get_nowait()  # a thread that waits for a free slot ends at once, not after 0.1 s
+            slots.get_nowait()  # wakes a thread that waits for a free slot
         thread.join(PATIENCE)  # not for ever: the thread may wait for a stalled network
 
 
@@ -78,32 +78,32 @@ def in_order(
 
 
 class Calls(Protocol):
-    """Makes calls in order, in another thread."""
+    """Declares `call` of `BackgroundCalls`, which makes calls in order in another thread."""
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Queue a call."""
 
 
 class BackgroundCalls:
-    """Makes calls in one thread, in order, while the caller continues; at most `waiting` calls
-    wait.
+    """Makes calls in one thread, in order, while the caller continues; at most `waiting` calls wait
+    to be started.
 
     An error of a call is raised by the next `call` or `finish`, and later calls are skipped. The
-    end of the `with` block waits for all calls. If the block fails by another error or a stop, the
-    error of a call is passed to `say` as a line.
+    end of the `with` block waits for all calls. If the block ends by another error or a stop, an
+    error of a call is not raised, but passed to `say` as a line.
     """
 
     def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._thread.submit(int)  # starts the thread now: later, memory may be too short for it
+        self._thread.submit(int)  # starts the thread now: later, memory may not suffice
         self._waiting, self._calls = waiting, deque[Future[None]]()
         self._say = say
         self._failure: BaseException | None = None
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Queue a call; block while more than `waiting` calls wait."""
-        # The oldest call is in progress and does not wait. A finished call is taken at once,
-        # because its error ends the work of the caller.
+        # The oldest call is in progress and does not wait. The result of a finished call is read at
+        # once, to raise its error in the caller.
         while len(self._calls) > self._waiting or (self._calls and self._calls[0].done()):
             self._calls.popleft().result()
         self._calls.append(self._thread.submit(self._made, work, arguments))

@@ -15,10 +15,10 @@ from typing import Any
 
 from teachonce.support.errors import UserError, first_line
 
-THREADS = 4  # each takes address space of its own
-PATIENCE = 10  # wall-clock limit as a multiple of the CPU limit: the machine may be busy
+THREADS = 4  # of libraries in the process; each takes address space
+PATIENCE = 10  # ratio of the wall-clock limit to the CPU limit: the machine may be busy
 PR_SET_PDEATHSIG = 1
-inside = False  # whether this process has limits
+inside = False  # whether this is the process with limits
 CHILD = """
 import json, sys
 call = json.load(sys.stdin)
@@ -36,7 +36,7 @@ def run_bounded(function: Callable[..., Any], *arguments: Any, seconds: float, m
     """Return `function(*arguments)`, computed in a process with limits.
 
     function: defined at the top level of a module; its arguments and result are JSON values.
-    seconds: of CPU time. memory: bytes of address space.
+    seconds: limit of CPU time. memory: limit of address space in bytes.
 
     Raises LimitExceeded if the process exceeds a limit or crashes; UserError with the first line of
     any error that the function raises; TypeError for an argument that is not JSON.
@@ -89,7 +89,7 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
     out = os.dup(1)
     os.dup2(2, 1)  # stdout carries the answer, and a library may print to it
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive its parent
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # killed when its parent ends
     # Ctrl-C reaches the parent as well, which then kills this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A core dump would write the memory of a crashed child to the disk.
@@ -102,7 +102,7 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
         function = getattr(importlib.import_module(module), name)
         answer = json.dumps({"value": function(*arguments)})
     except MemoryError:
-        # Without an answer, which would take memory as well; the parent then reports the limit.
+        # Exits without an answer, which would take memory; the parent then reports the limit.
         os._exit(1)
     except BaseException as error:  # a panic of a library in Rust is no Exception
         answer = json.dumps(

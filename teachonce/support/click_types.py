@@ -19,8 +19,8 @@ from teachonce.support.parsing import DIGITS, local_path
 def _refuse_empty(
     kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
 ) -> None:
-    """Raise BadParameter for an empty word, which many options would take for one that is not
-    given, and `Path` for the current folder."""
+    """Raise BadParameter for an empty word. Many options would treat it as not given, and `Path` as
+    the current folder."""
     if value == "":
         remedy = "give a value" if param and param.required else "give a value, or leave it out"
         words = f"is empty, perhaps because a variable of the shell is not set; {remedy}"
@@ -50,7 +50,8 @@ class Text(click.types.StringParamType):
     ) -> list[CompletionItem]:
         """Complete the word after the last comma, because some options are comma-separated
         lists."""
-        # Files come first: bash drops what was offered before them, and shows them if no word fits.
+        # Files come first: bash drops completions that were offered before files, and shows files
+        # if no word fits.
         before, comma, typed = incomplete.rpartition(",")
         words = self._words() if callable(self._words) else self._words
         files = [CompletionItem(incomplete, type="file")] if self._paths else []
@@ -79,7 +80,7 @@ class LocalPath(click.Path):
 
 
 class Names(click.Choice[str]):
-    """Reads one of some names. The error for a wrong name suggests the most similar one."""
+    """Reads one of several names. The error for another word suggests the most similar name."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         near = suggest(str(value), self.choices)
@@ -107,11 +108,11 @@ class NameOrAdded(Names):
 
 
 def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
-    """Return the end of a message, which shows how to repeat an option in place of a
+    """Return the end of a message, which shows how to repeat an option instead of giving a
     comma-separated list.
 
     Returns "" if `value` has no comma, or if no command accepts repetitions. sweep: the command
-    that accepts them if the running one does not; or "".
+    that accepts repetitions if the running command does not; or "".
     """
     multiple = getattr(param, "multiple", False)
     if param is None or not (multiple or sweep) or "," not in str(value):
@@ -156,7 +157,7 @@ class Number(click.types.FloatParamType):
 
 
 class NumberOrWord(click.ParamType[Any]):
-    """Reads a number, or one of some words."""
+    """Reads a number, or one of several words."""
 
     def __init__(self, number: click.ParamType[Any], words: tuple[str, ...]) -> None:
         self._number, self._words = number, words

@@ -32,7 +32,8 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(OneLineCommand, click.Group):
-    """Prints the usage errors of a group of commands in one line, and gives all --version."""
+    """Prints the usage errors of a group of commands in one line, and adds --version to the
+    group."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         super().add_command(version_option(cmd), name)
@@ -62,7 +63,7 @@ def one_line(error: click.UsageError, path: str) -> click.UsageError:
     """Return a usage error as one line, which ends with the command that lists the options.
 
     path: the command's name, for errors without a context. If a group is called without a word, its
-        help is unchanged.
+        help is printed unchanged.
     """
     if isinstance(error, UsageLine | click.exceptions.NoArgsIsHelpError):
         return error
@@ -109,8 +110,8 @@ Groups = Mapping[str, Sequence[str]]
 
 
 def is_given(name: str) -> bool:
-    """Return whether a parameter of the running command was typed. Its value does not show it: an
-    option may be typed with its default."""
+    """Return whether a parameter of the running command was typed. Its value does not show this,
+    because an option may be typed with its default value."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not click.core.ParameterSource.DEFAULT
 

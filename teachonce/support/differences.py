@@ -13,15 +13,15 @@ from teachonce.support.console import takes_option
 from teachonce.support.errors import ANOTHER, UserError
 
 SHOWN = 60  # characters of a value
-BEFORE = 12  # characters shown before the first that differs
+BEFORE = 12  # characters shown before the first difference
 LISTED = 4  # differences in a message: two unrelated stores would fill a screen
 ABSENT = "not given"
 """Text for a value that is missing or null."""
 
 
 def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (dotted key, one, other) for every value that differs, the values as text, in quotes if
-    one of them has other characters than a plain word or number.
+    """Yield (dotted key, value in `one`, value in `other`) for every value that differs. Values are
+    text; both are in quotes unless they are plain words or numbers.
 
     Long values are cut to SHOWN characters around the first difference.
     """
@@ -36,8 +36,8 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
 
 
 def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
-    """Return two values as text. Lists of texts, and of named objects such as the files of a
-    corpus, are shown by their names if these differ."""
+    """Return two values as text. Lists of texts, or of objects with a name such as the files of a
+    corpus, are shown as lists of names if the names differ."""
     lists = isinstance(one, list) and isinstance(other, list)
     names = [_names(one), _names(other)] if lists else [None, None]
     named = None not in names and names[0] != names[1]
@@ -55,20 +55,21 @@ def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _names(values: Sequence[Any]) -> str | None:
-    """Return the texts of a list, or the names of its objects, in one line ("none" for an empty
-    list), or None if it has others."""
+    """Return the items of a list in one line: each text, and the name of each object. Returns
+    "none" for an empty list, and None if an item is neither a text nor an object with a name."""
     named = [{"name": value} if isinstance(value, str) else value for value in values]
     names = [value.get("name") if isinstance(value, Mapping) else None for value in named]
     return None if None in names else ", ".join(map(str, names)) or "none"
 
 
 def first_few(differ: Sequence[str]) -> str:
-    """Join the first LISTED differences into one text, with the number of the others."""
+    """Join the first LISTED differences into one text, which ends with the number of further
+    ones."""
     rest = [f"and {len(differ) - LISTED:,} more"] if len(differ) > LISTED else []
     return "; ".join([*differ[:LISTED], *rest])
 
 
-# Parts of a store's identity and features that are no options.
+# Names for messages of those parts of a store's identity and features that are no options.
 NOUNS = {
     "teacher": "the model",
     "tokenizer_hash": "the model's tokenizer",
@@ -85,8 +86,8 @@ GROUPS = ("identity.arguments.", "identity.", "arguments.", "features.")
 
 def describe_differences(changes: Iterable[tuple[str, str, str]]) -> list[str]:
     """Describe `differences` of a store's identity and features: "--views is A in the store and B
-    now". A value in both identity and features is listed once; the encodings of another --codec are
-    not listed."""
+    now". A value in both identity and features is listed once; if --codec differs, the encodings
+    that follow from it are not listed."""
     lines = {_readable(key): f"is {old} in the store and {new} now" for key, old, new in changes}
     if "--codec" in lines:
         lines = {
@@ -121,8 +122,8 @@ def check_same(
 ) -> None:
     """Raise UserError if the unfinished store at `path` was started with other arguments.
 
-    changes: the result of `differences`. versions: libraries that changed since then, which may be
-        the cause.
+    changes: the result of `differences`. versions: names libraries whose versions have changed
+        since the start, which may be the cause.
     """
     differ = describe_differences(changes)
     if differ:

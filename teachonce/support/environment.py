@@ -43,7 +43,7 @@ def torchrun_number(name: str, default: int) -> int:
 
 
 def check_torchrun() -> None:
-    """Raise UserError if a variable of torchrun is not a number: libraries would raise
+    """Raise UserError if a variable of torchrun is not a number: otherwise libraries would raise
     ValueError."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         torchrun_number(name, 0)
@@ -71,8 +71,8 @@ def passive_waits() -> Iterator[None]:
 
     Does nothing if torch is imported already, or if the variable is set.
     """
-    # Spinning threads take the cores from those that prepare batches, and make small students
-    # several times slower. OpenMP reads the variable once, when torch loads it.
+    # Spinning threads take the cores from the threads that prepare batches, and make the training
+    # of small students several times slower. OpenMP reads the variable once, when torch loads it.
     global _imported_sleeping
     if "torch" in sys.modules:
         yield
@@ -83,8 +83,8 @@ def passive_waits() -> Iterator[None]:
 
 
 def warn_of_spinning(threads: int) -> None:
-    """Issue a RuntimeWarning, with the line of the caller's caller, if several threads of torch may
-    spin while they wait."""
+    """Issue a RuntimeWarning if several threads of torch may spin while they wait. The warning
+    names the line that called this function's caller."""
     if threads > 1 and not _imported_sleeping and VARIABLE not in os.environ:
         warnings.warn(
             f"torch was imported before teachonce, and its {threads} threads spin while they wait,"

@@ -1,5 +1,5 @@
-"""The error whose message is printed to the user, and functions that make one line of other
-errors."""
+"""The error whose message is printed to the user, and functions that describe other errors in one
+line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UserError(Exception):
 ANOTHER = "give another name, or remove what is there"
 """Remedy if the path of a new store is taken."""
 
-FOLLOWING = 120  # characters shown after a first line that ends in a colon
+FOLLOWING = 120  # characters added to a first line that ends in a colon
 # Parts of messages of torch, cuBLAS, C++ and oneDNN, whose only common class is RuntimeError.
 NO_MEMORY = (
     "out of memory",
@@ -69,7 +69,7 @@ def library_error_line(error: BaseException) -> str | None:
 
 def _of_torchvision(error: BaseException | None) -> str | None:
     """Return one line if the import of torchvision failed, else None. transformers imports an
-    installed torchvision, and a build for another torch then ends every command."""
+    installed torchvision, and a build for another version of torch fails."""
     if not isinstance(error, ImportError | RuntimeError | AttributeError):
         return None
     chain: list[BaseException] = []
@@ -120,10 +120,10 @@ def first_line(error: BaseException) -> str:
 
 
 def suggest(word: str, known: Iterable[str], least: float = 0.6) -> str:
-    """Return a question such as `did you mean hidden? ` with the known word most similar to this
-    one.
+    """Return a question such as `did you mean hidden? ` with the known word that is most similar to
+    `word`.
 
-    Returns "" if none is similar, or if the word itself is known. Differences of case and of spaces
+    Returns "" if no known word is similar, or if `word` is known. Differences of case and of spaces
     at the ends count least. least: the smallest similarity, as `difflib` measures it, 0 to 1.
     """
     near = most_similar(word, known, least)
@@ -131,25 +131,25 @@ def suggest(word: str, known: Iterable[str], least: float = 0.6) -> str:
 
 
 def did_you_mean(text: object) -> str:
-    """Return `did you mean TEXT? `, which a message has before its remedy."""
+    """Return `did you mean TEXT? `, to be put in front of a message's remedy."""
     return f"did you mean {text}? "
 
 
 def most_similar(word: str, known: Iterable[str], least: float = 0.6) -> str:
-    """Return the known word that is most similar to this one; see `suggest`."""
+    """Return the known word that is most similar to `word`, or ""; see `suggest`."""
     names = list(known)
-    # difflib compares letters with their case: to it, `MLM` and `mlm` have nothing in common.
+    # Lower case, because difflib is case-sensitive: `MLM` and `mlm` would have nothing in common.
     alike = [other for other in names if other.strip().casefold() == word.strip().casefold()]
     close = alike or get_close_matches(word, names, n=1, cutoff=least)
     return close[0] if close and close[0] != word else ""
 
 
-NEIGHBOURS = 10_000  # names in a folder that are compared with a missing one
+NEIGHBOURS = 10_000  # most names in a folder that are compared with a missing name
 
 
 def suggest_path(path: str | Path) -> str:
     """Return `did you mean PATH? ` with the existing file or folder whose name is most similar to a
-    missing one; "" if none is similar."""
+    missing one; "" if no name is similar."""
     missing = Path(path)
     try:
         with os.scandir(missing.parent) as entries:

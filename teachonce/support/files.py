@@ -20,7 +20,7 @@ NOT_ORDINARY = "is a link, pipe, folder or device, but an ordinary file is neede
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
-    # ESTALE is the answer of NFS if another machine has removed the folder.
+    # NFS returns ESTALE if another machine has removed the folder.
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "do not move or delete its folder"),
 }
 
@@ -51,15 +51,16 @@ def sync_tree(folder: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor  # imported late: it would slow --help
 
     paths = [folder, *folder.rglob("*")]
-    # Sixteen at once, so that the file system can join their journal commits.
+    # Sixteen threads, so that the file system can combine the journal commits of several files.
     with ThreadPoolExecutor(16) as workers:
         list(workers.map(sync, paths))
 
 
 def apply_umask(folder: Path) -> None:
     """Give the .safetensors files under a folder the mode that the umask gives new files."""
-    # safetensors creates them readable by their owner alone: no other user could load the model.
-    # A new file shows the umask. os.umask returns it only by setting another one, for all threads.
+    # safetensors makes its files readable by their owner only: no other user could load the model.
+    # The mode of a new file shows the umask. os.umask can return it only by setting another umask,
+    # for all threads.
     probe = _unfinished(folder / "mode")
     file = create(probe)
     mode = stat.S_IMODE(os.fstat(file).st_mode)
@@ -93,11 +94,11 @@ def rename(source: Path, target: Path) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """Return a random temporary name next to `path`, after removing temporary files of killed
-    processes."""
+    """Remove temporary files of killed processes for `path`, and return a random temporary name
+    next to it."""
     prefix = f"{UNFINISHED}{path.name}-"
-    # Whole names: temporary files of `rows-f16`, next to `rows`, have the same prefix, and another
-    # process may be writing them.
+    # The whole pattern must match: temporary files of `rows-f16`, next to `rows`, begin with the
+    # same characters, and another process may be writing them.
     pattern = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
     for leftover in path.parent.iterdir() if path.parent.is_dir() else ():
         if pattern.fullmatch(leftover.name):
@@ -269,8 +270,9 @@ def reason(error: BaseException) -> str:
 
 
 def _not_a_folder(error: OSError) -> str:
-    """Return the path, or its parent, that exists and is no folder; a link may lead nowhere."""
-    for name in (error.filename2, error.filename):  # a rename has the first, its target
+    """Describe the file, or link to a missing target, that is in the place of a folder: the path of
+    the error or one of its parents."""
+    for name in (error.filename2, error.filename):  # `filename2` is the target of a rename
         path = Path(os.fsdecode(name or ""))
         for each in (path, *path.parents):
             if os.path.lexists(each) and not each.is_dir():
@@ -284,8 +286,8 @@ def lock(file: int, wait: bool) -> bool | None:
     import fcntl
 
     try:
-        # flock, not lockf: a POSIX lock is lost when its process closes any descriptor of the file,
-        # as each reading of a lease does.
+        # flock, not lockf: a process loses a POSIX lock when it closes any descriptor of the file,
+        # as it does after reading a lease.
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False

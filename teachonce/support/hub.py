@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 CARD = "README.md"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
-REFUSED_CARD = "Invalid metadata in README.md."  # as huggingface_hub begins its error
+REFUSED_CARD = "Invalid metadata in README.md."  # the start of an error of huggingface_hub
 REMEDIES = {
     401: f"the hub does not accept the token: {LOG_IN}",
     403: f"the token may not write there: give a repository of its user, or {LOG_IN} to this"
@@ -54,7 +54,7 @@ def metadata_options(command: Command) -> Command:
     return command
 
 
-LICENSE = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*(\+\+)?")  # openrail++ is one
+LICENSE = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*(\+\+)?")  # openrail++ is a licence
 LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
 FRONT = "---\n"
 
@@ -74,7 +74,7 @@ def check_card_metadata(license: str | None, languages: Sequence[str]) -> None:
 
 
 def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> str:
-    """Return a card whose metadata have these entries; existing entries are replaced.
+    """Return a card with licence and languages in its metadata; existing values are replaced.
 
     Raises UserError as `check_card_metadata` does.
     """
@@ -85,7 +85,7 @@ def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> s
     if not lines:
         return card
     front, text = "", card
-    # From 3, the line break of the first fence, so that empty metadata are found as well.
+    # Search from 3, the line break of the first ---, so that empty metadata are found as well.
     if card.startswith(FRONT) and (end := card.find(f"\n{FRONT}", 3)) > 0:
         front, text = card[4 : end + 1], card[end + 1 + len(FRONT) :]
     for name, value in new.items():
@@ -95,7 +95,7 @@ def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> s
 
 
 def push_options(command: Command) -> Command:
-    """Decorate a click callback with the options that every command has that pushes to the hub."""
+    """Decorate a click callback with the options of all commands that push to the hub."""
     command = metadata_options(command)
     for option in (
         click.option(
@@ -172,7 +172,7 @@ def open_repository(
             f"{id!r}: is not a valid name of a repository on the hub; give USER/NAME, of letters,"
             " digits, '-', '_' and '.'"
         )
-    if revision == "":  # such as an unset variable of the shell: the hub would take main
+    if revision == "":  # such as an unset shell variable: the hub would use main
         raise UserError("--revision: is empty; give the name of a branch, or leave it out for main")
     with hub_errors(id):
         if get_token() is None:
@@ -206,7 +206,7 @@ def hub_errors(id: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # the client passes errors of its transport on, of any kind
+    except Exception as error:  # the client passes on transport errors of any type
         # An error with a file name is of this machine's disk, not of the network.
         if isinstance(error, OSError) and error.filename:
             raise
@@ -218,7 +218,7 @@ def hub_errors(id: str) -> Iterator[None]:
 def _explained(error: BaseException) -> str:
     """Describe an error of the hub, or that it did not answer, and what to do."""
     title, _, problems = str(error).partition("\n")
-    if title == REFUSED_CARD:  # its cause, a status of 400, does not name the entry
+    if title == REFUSED_CARD:  # its cause, HTTP status 400, does not name the entry
         return (
             f"the hub refuses the card ({' '.join(problems.split())}); correct the metadata at the"
             " top of README.md, or give another --license or --language"

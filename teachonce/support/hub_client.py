@@ -21,18 +21,18 @@ from teachonce.support.parsing import whole_number
 
 MAX_ANSWER = 2**26  # bytes of an answer that is read into memory: lists of files, metadata
 MAX_UNDECLARED = 2**30  # bytes of a file that comes without its length
-ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # limit of an answer, plus a second for each SLOWEST bytes
-MAX_WAIT = 300.0  # seconds that a hub may request before the next try: windows of its rate limit
-MAX_PAGES, PAGES_SECONDS = 1000, 600.0  # of one list; the hub sends 1,000 files with each page
+ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # time limit of an answer, plus 1 s per SLOWEST bytes
+MAX_WAIT = 300.0  # seconds: longest accepted Retry-After, as of a rate limit
+MAX_PAGES, PAGES_SECONDS = 1000, 600.0  # limits of a list; a page has 1,000 files
 RANGE = re.compile(r"bytes=(\d*)-(\d+)")
 COMMIT = re.compile(r"\w[\w.-]*")
-NAMES = ("etag", "x-linked-etag")  # become names of files in the cache
+NAMES = ("etag", "x-linked-etag")  # headers whose values become file names in the cache
 Response = Any  # of httpx or httpx2, by the version of huggingface_hub
 
 
 def bound_hub_client() -> None:
-    """Make huggingface_hub use bounded clients in this process. They have the settings of its
-    client factory: the caller's own, or the default."""
+    """Make huggingface_hub use bounded clients in this process. Their settings are those of the
+    client factory that is set, by the caller or by default."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
@@ -125,17 +125,17 @@ def _prepare(request: Any) -> None:
 
 
 class _Lists:
-    """Limits the number of pages and the time of each list of files: pages can be empty, and name
-    themselves as the next one without end."""
+    """Limits the number of pages and the time of each list of files: a hub could send empty pages
+    that name themselves as the next page, without end."""
 
     def __init__(self) -> None:
-        # By the address of the next page: the pages before it, and the time of the first.
+        # Number of pages before it and time of the first page, by the address of the next page.
         self._next: dict[str, tuple[int, float]] = {}
 
     def check(self, response: Response) -> None:
-        # Only an address that the page before has named continues a list. A list that was read in
-        # part can be read again. A hub cannot restart the count by other addresses, errors or slow
-        # pages.
+        # A request continues a list if the previous page has named its address. So a list that was
+        # read in part can be read again, and a hub cannot restart the count by other addresses,
+        # errors or slow pages.
         url, now = response.request.url, time.monotonic()
         pages, first = self._next.get(str(url), (0, now))
         if "next" in response.links:
@@ -157,8 +157,8 @@ def _check(response: Response) -> None:
     request, headers = response.request, response.headers
     wait = headers.get("Retry-After", "")
     seconds = whole_number(wait)
-    # The client waits for a number of seconds, and ignores dates. `seconds` is None for digits of a
-    # number that is too long to be read.
+    # The client waits for a number of seconds, and ignores dates. `seconds` is None if the number
+    # has too many digits.
     if wait.isdecimal() and (seconds is None or seconds > MAX_WAIT):
         raise _refused(request, f"requests a pause of {wait:.20} s (HTTP {response.status_code})")
     if request.method == "HEAD":
@@ -186,7 +186,7 @@ def _most(response: Response, declared: int | None) -> int:
     """Return the largest size in bytes that a response may have."""
     request = response.request
     if response.status_code >= 300 or not request.extensions.get("streamed"):
-        # An error, or what was not requested as a stream, is read into memory.
+        # Errors, and responses that were not requested as a stream, are read into memory.
         part = RANGE.fullmatch(request.headers.get("Range", ""))
         if part and response.status_code < 300:
             return int(part[2]) - int(part[1]) + 1 if part[1] else int(part[2])
@@ -205,8 +205,8 @@ def _free() -> int:
 
 
 def _bounded(response: Response, limit: int) -> Any:
-    """Wrap the body of a response. Raises UserError after `limit` bytes, or if it arrives more
-    slowly than SLOWEST."""
+    """Wrap the body of a response. Reading it raises UserError after `limit` bytes, or if it
+    arrives more slowly than SLOWEST bytes per second."""
     inner, request = response.stream, response.request
     # httpx checks the type of a stream; huggingface_hub 2 brings httpx2, 1 brings httpx.
     library = sys.modules[type(response).__module__.partition(".")[0]]

@@ -27,10 +27,10 @@ from typing import Any
 from teachonce.support import files
 from teachonce.support.errors import UserError
 
-BEAT, MISSED = 20.0, 3  # seconds between heartbeats; missed ones until a writer counts as dead
+BEAT, MISSED = 20.0, 3  # seconds between heartbeats; missed heartbeats of a dead writer
 SETTLE = 1.0  # seconds to wait after a takeover, as two processes may take over at once
 SIZE = 1024  # bytes of a lease: written in one call, so no reader sees half of it
-TRIES = 100  # to open or create a lease while other processes create and remove it
+TRIES = 100  # tries to open or create a lease that other processes create and remove
 _leases: dict[Path, Lease] = {}  # leases of this process, which may open a store for writing again
 
 
@@ -58,7 +58,7 @@ class Lease:
                 self._sign(self._file)
                 time.sleep(0 if certain else SETTLE)
             self.check()
-            # Remove what a process left that was killed in `_make`.
+            # Remove files of processes that were killed in `_make`.
             files.discard(self.path.parent, f"{self.path.name}-")
         except BaseException:
             os.close(self._file)
@@ -75,7 +75,7 @@ class Lease:
         for _ in range(TRIES):
             if (file := self._make()) is not None:
                 return file, True
-            with contextlib.suppress(FileNotFoundError):  # its holder has released it just now
+            with contextlib.suppress(FileNotFoundError):  # its holder has just released it
                 return _open(self.path), False
         raise UserError(
             f"{self.store}: another program repeatedly deletes and creates the lease"
@@ -83,9 +83,10 @@ class Lease:
         )
 
     def _make(self) -> int | None:
-        """Create a lease file, locked and signed before it is linked to its name; None if one
-        exists."""
-        # Under a name of its own: with its final name, others could read it before it is signed.
+        """Create a lease file, which is locked and signed before it is linked to its name. Returns
+        the open file; None if a lease exists."""
+        # First under another name: under the final name, other processes could read it before it is
+        # signed.
         new = self.path.with_name(f"{self.path.name}-{self.token}")
         try:
             file = self._create(new)
@@ -102,7 +103,7 @@ class Lease:
             return None
         except OSError:  # a file system without links
             os.close(file)
-            # O_EXCL lets one process alone create it, but others may see it before it is signed.
+            # With O_EXCL only one process can create it, but others may see it before it is signed.
             with contextlib.suppress(FileExistsError):
                 return self._create(self.path)
             return None
@@ -185,7 +186,7 @@ def _dead(store: Path, file: int) -> bool:
     locked, writer, current = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
-    if silent < -BEAT:  # a clock was set back: silence is measured from now on
+    if silent < -BEAT:  # a clock was set back: silence counts from now
         os.utime(file)
     heard = alive = silent < BEAT * MISSED
     if writer.get("boot") == current["boot"]:
@@ -236,15 +237,15 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
 def is_running(writer: Mapping[str, Any]) -> bool | None:
     """Return whether the process named in a lease is running; None if it is on another machine."""
     current = _process(0)
-    # In another PID namespace, as of a container, the number belongs to another process.
+    # In another PID namespace, such as a container's, the number may be another process.
     if any(writer.get(key) != current[key] for key in ("boot", "namespace")):
         return None
     return bool(writer.get("begun") == _process(writer.get("pid"))["begun"])
 
 
 def _process(pid: object) -> dict[str, Any]:
-    """Describe a process of this machine as its lease does; `begun` is None if the process has
-    ended."""
+    """Return the fields of a lease for process `pid` of this machine; `begun` is None if the
+    process has ended."""
     # The start time distinguishes processes: the kernel reuses their numbers.
     host, namespace, started = socket.gethostname(), None, None
     boot = host

@@ -20,7 +20,8 @@ Given_contra = TypeVar("Given_contra", contravariant=True)
 
 
 class Given(Generic[Read_co, Given_contra]):
-    """Annotates a dataclass field by two types: of its value, and of what the constructor accepts.
+    """Annotates a dataclass field by two types: the type of its value, and the type that the
+    constructor accepts.
 
     Type checkers find both in the methods of a descriptor. No object of this class exists. The
     fields of a frozen dataclass must not be inherited by another dataclass: mypy would take the
@@ -41,8 +42,8 @@ class Given(Generic[Read_co, Given_contra]):
 
 
 class NotGiven:
-    """Marks the default of an option if other options or stores may replace it: a value that was
-    given is never marked, even if it is equal."""
+    """Marks a default value that other options or stores may replace. A given value is never
+    marked, even if it equals the default."""
 
 
 class DefaultText(str, NotGiven):
@@ -62,7 +63,7 @@ class DefaultWeights(dict[str, float], NotGiven):
 
 
 def plain(value: Any) -> Any:
-    """Return a value without its mark."""
+    """Return a value without its `NotGiven` mark."""
     plain_kinds: tuple[Any, ...] = (str, float, int, dict) if isinstance(value, NotGiven) else ()
     return next((kind(value) for kind in plain_kinds if isinstance(value, kind)), value)
 

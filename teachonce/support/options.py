@@ -13,8 +13,8 @@ values (`parse_values`) are derived from the fields. They are the same for the c
 and Python. A field that was made without `option` is not an option.
 """
 
-# Not pydantic: importing it and building one model takes 0.075 s of CPU, a third of a `--help`
-# (0.2 s), and click would still need this bridge to its own types, defaults and completion.
+# Not pydantic: its import and one model take 0.075 s of CPU, a third of a `--help` (0.2 s). The
+# conversion to click's types, defaults and completion below would still be needed.
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from teachonce.support.option_types import Given, NotGiven
 from teachonce.support.packages import added_object
 from teachonce.support.parsing import local_path
 
-KEY = "option"  # of a field's metadata
+KEY = "option"  # key of the option in a field's metadata
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type[Any])
 
@@ -85,7 +85,7 @@ def at_least(least: int) -> Range:
 class Option:
     """Describes an option, except its name, type and default, which its field has.
 
-    choices: the words that it accepts; empty: any.
+    choices: the words that the option accepts; empty: any.
     added: group of entry points by which other packages add choices.
     words: words for shell completion; a value may also start with one.
     paths: complete paths in addition to `words`; without `words` paths are always completed.
@@ -267,7 +267,7 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
         return value
     if kind is Path and isinstance(value, Path):
         return local_path(value)
-    # A list for a repeated option is not read again: `replace` passes parsed values.
+    # The list of a repeated option is not parsed again, because `replace` passes parsed values.
     if about.read and texts and not (several and kind is tuple and about.repeated):
         return about.read(tuple(values) if about.repeated else ",".join(values))
     if kind is tuple:
@@ -340,7 +340,7 @@ def _is_of(kind: type[Any], value: Any) -> bool:
         return kind is bool
     if kind in (str, Path):
         return isinstance(value, str | os.PathLike)  # a string may be the path of a store or model
-    return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
+    return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # or of NumPy
 
 
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
@@ -351,7 +351,8 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path or Path in value_type.members:
         return LocalPath()
-    # The command that accepts repetitions, and the scope of the options that it takes only once.
+    # SWEEP: the command that accepts repeated options, and the scope of options that it accepts
+    # only once.
     command, once = getattr(settings, "SWEEP", ("", ""))
     sweep = "" if once in about.scope else command
     plain: dict[type[Any], click.ParamType[Any]]
@@ -403,7 +404,8 @@ def click_options(settings: type[Any]) -> list[click.Parameter]:
 
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given`, with texts and tuples of texts parsed by the `read` of their option."""
+    """Return `given`, values by option name. Texts and tuples of texts are parsed by the `read` of
+    their option."""
     values, about = dict(given), options_of(settings)
     for name, value in given.items():
         read = about[name].read if name in about else None
@@ -418,8 +420,8 @@ def is_flag(settings: type[Any], name: str) -> bool:
 
 
 def command_words(table: Mapping[str, Any]) -> list[str]:
-    """Return a TOML table as words of a command line: true gives the flag alone, false nothing, and
-    a list repeats its option."""
+    """Convert a TOML table to words of a command line. `true` becomes the flag, `false` is left
+    out, and a list repeats its option."""
     words = list[str]()
     for key, value in table.items():
         for item in value if isinstance(value, list) else [value]:

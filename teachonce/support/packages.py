@@ -59,8 +59,8 @@ def added_object(group: str, name: str, option: str = "") -> Any | None:
     """Load the object that an installed package adds under a name; None if no package does.
 
     Call it only for a name that is not built in, because searching all installed packages takes
-    about 50 ms. Raises UserError, which starts with the `option`, if the object cannot be loaded,
-    or if several packages add one.
+    about 50 ms. Raises UserError, which starts with `option`, if the object cannot be loaded, or if
+    several packages add different objects of this name.
     """
     from importlib.metadata import entry_points
 
@@ -81,7 +81,8 @@ def added_object(group: str, name: str, option: str = "") -> Any | None:
 
 def load_outside(word: str, group: str, option: str) -> Any | None:
     """Load `module:attribute`, or the object that an installed package adds under this name; None
-    if no package does. Raises UserError, which starts with the `option`, if it cannot be loaded."""
+    if no package does. Raises UserError, which starts with `option`, if the object cannot be
+    loaded."""
     from importlib.metadata import EntryPoint
 
     if ":" not in word:
@@ -95,7 +96,7 @@ def load_outside(word: str, group: str, option: str) -> Any | None:
 def _load(entry: EntryPoint, subject: str, remedy: str) -> Any:
     try:
         return entry.load()
-    except (Exception, SystemExit) as error:  # a foreign module may raise any
+    except (Exception, SystemExit) as error:  # a foreign module may raise any error
         why = f"exit {error.code}" if isinstance(error, SystemExit) else first_line(error)
         raise UserError(f"{subject} cannot be loaded ({why}); {remedy}") from error
 
@@ -111,8 +112,8 @@ def software() -> dict[str, str]:
 
 
 def other_versions(then: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the libraries that run a teacher and whose version differs from a store's `software`:
-    (then, now) by name."""
+    """Return the libraries that run a teacher and whose versions differ from `then`, the `software`
+    of a store: (version then, version now) by name."""
     now = software()
     return {
         name: (str(then[name]), now[name])
@@ -128,11 +129,11 @@ def version_words(versions: Mapping[str, tuple[str, str]]) -> str:
 
 def installed() -> dict[str, str]:
     """Return the versions of `software()`, the machine type, and a hash of this package's code."""
-    import hashlib  # a --help hashes nothing
+    import hashlib  # not at the top: --help hashes nothing
 
     code, above = hashlib.sha256(), Path(__file__).parents[1]
-    # By package, because rglob follows no link below its start, and four packages of a checkout are
-    # links.
+    # Per package, because rglob follows no links below its start, and a checkout has four packages
+    # as links.
     for file in sorted(file for package in above.iterdir() for file in package.rglob("*.py")):
         code.update(f"{file.relative_to(above)}\n".encode() + file.read_bytes())
     return {**software(), "machine": platform.machine(), "code": code.hexdigest()[:12]}

@@ -16,10 +16,10 @@ from typing import Any
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.redaction import redacted
 
-MOST_BYTES = 1 << 26  # of a JSON file
+MOST_BYTES = 1 << 26  # of a JSON file, at most
 MOST_TOML_BYTES = 1 << 20
-LARGEST = 1e30  # of a number's magnitude: in float64 its square is finite as well
-MOST_DIGITS = 18  # they fit int64; above 4,300 of them int() raises ValueError
+LARGEST = 1e30  # largest magnitude of a number: its square is finite in float64
+MOST_DIGITS = 18  # 18 digits fit into int64; int() raises ValueError above 4,300 digits
 # Not \d, which matches the digits of every script.
 DIGITS = f"[0-9]{{1,{MOST_DIGITS}}}"
 
@@ -92,7 +92,7 @@ def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
         problems = (schema_violation(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
         return next(filter(None, problems), "")
     if isinstance(shape, tuple):
-        # By type as well: to Python, true equals 1.
+        # Types are compared as well, because True equals 1 in Python.
         fits = any(value == one and type(value) is type(one) for one in shape)
         return "" if fits else f"{place} is {value!r:.40}, expected one of {', '.join(shape)}"
     if shape is object:
@@ -150,7 +150,7 @@ def _kind(value: Any) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises UserError if it is not TOML, and like `read_small`."""
-    import tomllib  # a --help reads no TOML
+    import tomllib  # not at the top: --help reads no TOML
 
     text = read_small(path, MOST_TOML_BYTES)
     try:

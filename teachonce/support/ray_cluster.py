@@ -1,5 +1,6 @@
-"""Joins or starts a Ray cluster, and counts the workers that it has room for. Workers must have the
-driver's versions and folder. Only Ray Core is used, and it is imported only when it is needed."""
+"""Joins or starts a Ray cluster, and counts the workers for which it has room. Workers must have
+the driver's versions and folder. Only Ray Core is used, and it is imported only when it is
+needed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from teachonce.support.packages import installed
 from teachonce.support.signals import Stop
 
 AUTO = "auto"
-ANSWER = 5.0  # seconds in which an address answers
+ANSWER = 5.0  # seconds to wait for an address to answer
 # The first variable stops Ray from sending usage statistics. Without the second one, newer releases
 # of Ray leave GPUs visible to workers that have none.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
@@ -45,8 +46,8 @@ def check_gpus(gpus: float) -> None:
 
 @dataclass(frozen=True)
 class DriverNode:
-    """Lists what a worker's node must share with the driver's: the folder in which the command was
-    typed, the lease of the path `driven` with this `token`, and the installed versions."""
+    """Describes the driver's node. A worker's node must have the same folder in which the command
+    was typed, the lease of the path `driven` with this `token`, and the same installed versions."""
 
     folder: str
     driven: Path

@@ -11,13 +11,13 @@ from typing import Any
 
 # Of a URL: the user, or user and password; a password may have any character except a space.
 CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#@]*@|[^\s/@?#:\"']+:(?!\d+(?:/|$))[^\s@\"']*@)")
-QUERY = re.compile(r"(?<=://)([^\s?#\"'<>)]*)\?[^\s\"'<>)]*")  # of a URL: signatures are there
-TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # of the hub
+QUERY = re.compile(r"(?<=://)([^\s?#\"'<>)]*)\?[^\s\"'<>)]*")  # query of a URL, e.g. a signature
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # a token of the hub
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 FILE_URL = re.compile(r"\b(file|local)://(/[^\s\"'<>)]*)")
-# Values of --init and --cache: the path extends to the end, and may contain spaces.
+# Values of --init and --cache: their path extends to the end of the line, and may contain spaces.
 WORD_OF_PATH = re.compile(r"(svd:|folder:|disk:|layers:[\d,]+@)(?=[/~.])([^\n]+)")
-# Behind a colon as well, as in vectors:/home/ann/a.vec, but not in a URL.
+# A path may follow a colon (vectors:/home/ann/a.vec), but must not be part of a URL.
 PATH = re.compile(r"(?<![\w./~<])(?!(?<=:)//)(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2,}/?")
 
 
@@ -42,8 +42,8 @@ def _redacted(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Redact as `redacted` does, but leave the query of a URL unchanged, for links that an author
-    wrote."""
+    """Redact as `redacted` does, but leave the query of a URL unchanged, because authors write
+    links with queries."""
     if "://" in text:
         text = CREDENTIALS.sub("", text)
     if "hf_" in text:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-AGAIN = 0.02  # seconds after which a signal that was lost is sent again
+AGAIN = 0.02  # seconds after which a dropped signal is sent again
 
 
 class Stopped(KeyboardInterrupt):
@@ -46,7 +46,7 @@ class Stop:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         for signum in SIGNALS:
             if signal.getsignal(signum) is self:
-                signal.signal(signum, signal.SIG_DFL)  # the next one ends the process
+                signal.signal(signum, signal.SIG_DFL)  # the next signal ends the process
         self.number = number
         if not self._deferred:
             self.check()
@@ -74,7 +74,7 @@ class Stop:
             return
         number, self.number, self.raised = unraisable.exc_value.number, None, None
         self.listen()
-        # Later and by a thread: what is raised here is dropped, too.
+        # Sent later, by a thread: Python would also drop an exception that is raised here.
         again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
@@ -103,7 +103,7 @@ def stoppable(message: Callable[[], str] | None = None) -> Iterator[Stop]:
         try:
             yield stop
         except (Exception, Stopped) as error:
-            # A compiled library may turn Stopped into an error of its own, above all while it is
+            # A compiled library may convert Stopped into another error, above all while it is
             # imported: any error after a stop counts as the stop.
             stopped = error if isinstance(error, Stopped) else stop.raised
             if stopped is None:
@@ -115,7 +115,7 @@ def stoppable(message: Callable[[], str] | None = None) -> Iterator[Stop]:
 def _handled() -> Iterator[Stop]:
     """Install the handler, and restore the previous handlers at the end."""
     global _first
-    # Python delivers signals to the main thread alone: in another one nothing is installed.
+    # Python delivers signals to the main thread only: in another thread no handler is installed.
     if _first or threading.current_thread() is not threading.main_thread():
         yield _first or Stop()
         return

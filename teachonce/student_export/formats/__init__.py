@@ -34,8 +34,8 @@ class ExportFormat:
         text's output depends on the other texts.
     layers_are_modules: whether `layers` has the names of the network's modules.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
-        `chats`: whether a decoder was trained on chats. If it is missing, and for encoders in a
-        format that also exports decoders, the card has a program that uses NumPy and tokenizers.
+        `chats`: whether a decoder was trained on chats. If `usage` is missing, and for encoders in
+        a format that also exports decoders, the card has a program that uses NumPy and tokenizers.
     """
 
     names: Mapping[str, str]
@@ -65,7 +65,7 @@ def _one_by_one(run: Runner) -> Runner:
 
     def alone(inputs: dict[str, Array]) -> Array:
         outputs, present = list[Array](), inputs["attention_mask"].astype(bool)
-        present[~present.any(1), :1] = True  # a graph may not run without a token
+        present[~present.any(1), :1] = True  # some graphs cannot run without a token
         for n, mask in enumerate(present):
             outputs.append(run({name: array[n : n + 1, mask] for name, array in inputs.items()})[0])
         if outputs[0].ndim == 1:

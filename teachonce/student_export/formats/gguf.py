@@ -86,7 +86,8 @@ def usage(file: str, chats: bool) -> str:
 
 def layers(path: Path) -> dict[str, list[str]]:
     """Return the names of the weights that can be quantised: all matrices, except the table of
-    positions. Key: the name without the number of the block, which weights of all blocks share."""
+    positions. The key is the name without the number of the block, so it has the weights of all
+    blocks."""
     gguf = library("gguf", EXTRA, "--quantize")
     names: dict[str, list[str]] = {}
     for tensor in gguf.GGUFReader(path).tensors:
@@ -98,17 +99,18 @@ def layers(path: Path) -> dict[str, list[str]]:
 
 
 def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> Sequence[str]:
-    """Write `source` with the weights `nodes` in another type.
+    """Write a copy of `source` with the weights `nodes` quantised to the type `kind`.
 
-    Rows whose length is not a multiple of a block's take the type in `K_QUANT_FALLBACKS`, or
-    float16. Raises UserError if no row can be of this type, or llama-cpp-python is missing.
+    If the length of a row is not a multiple of the block size of `kind`, its type is the fallback
+    in `K_QUANT_FALLBACKS`, or float16. Raises UserError if no row can be of this type, or
+    llama-cpp-python is missing.
     """
     gguf = library("gguf", EXTRA, "--quantize")
     read = gguf.GGUFReader(path=source)
     _check_rows(gguf, read, kind, nodes)
     writer = gguf.GGUFWriter(path, read.get_field("general.architecture").contents())
     for name, field in read.fields.items():
-        # `GGUF.` fields are the reader's own, of the file's header.
+        # Fields named `GGUF.` are added by the reader, from the file's header.
         if not name.startswith("GGUF.") and name not in SET_BY_WRITER:
             sub_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type)
@@ -188,7 +190,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
             # Without a reset, llama.cpp reads a text as the continuation of the previous one.
             model.reset()
             model.eval(tokens)
-            # Padding has rows of 0, which no check reads.
+            # Logits of padding are 0; no check reads them.
             logits = np.zeros((len(ids), model.n_vocab()), np.float32)
             logits[: len(tokens)] = model.scores[: len(tokens)]
             rows.append(logits)

@@ -26,9 +26,9 @@ SILU, GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
 class Architecture:
     """Describes how llama.cpp reads a family of transformers.
 
-    name: its name in llama.cpp, and of a `MODEL_ARCH` of the package gguf.
+    name: its name in llama.cpp, and in `MODEL_ARCH` of the package gguf.
     activations: the activation functions that llama.cpp computes for it.
-    rotary: whether positions are rotations.
+    rotary: whether the model has rotary position embeddings.
     weight: `weight(name, values, config)` returns the values as llama.cpp expects them.
     """
 
@@ -67,8 +67,8 @@ ARCHITECTURES = {
 
 
 def architecture_of(config: Any, where: str) -> Architecture:
-    """Return how llama.cpp reads a decoder. Raises UserError, which names `where`, for a family not
-    in ARCHITECTURES, and for settings that llama.cpp would ignore."""
+    """Return how llama.cpp reads a decoder. Raises UserError, which names `where`, for a family
+    that is not in ARCHITECTURES, and for settings that llama.cpp would ignore."""
     kind = config.model_type
     if kind not in ARCHITECTURES:
         raise UserError(
@@ -103,7 +103,7 @@ def _or_onnx(config: Any) -> str:
 
 
 def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
-    """Return the sizes of a decoder by their GGUF keys, without the prefix of the architecture."""
+    """Return the sizes of a decoder by GGUF key; keys have no architecture prefix."""
     of = Sizes.of_loaded(config)
     metadata: dict[str, int | float] = {
         "context_length": config.max_position_embeddings,

@@ -53,11 +53,11 @@ def write_float(student: Any, path: Path) -> None:
 
 
 def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
-    """Return the word vectors after the dense layers of a student, and whether a text's vector is
-    normalised.
+    """Return the word vectors, to which the student's dense layers are applied, and whether a
+    text's vector is normalised.
 
-    Linear layers can be applied before the mean. Raises UserError for modules that do not commute
-    with the mean.
+    A linear layer may be applied before the mean over words or after it. Raises UserError for
+    modules that do not commute with the mean.
     """
     import torch
 
@@ -87,8 +87,8 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
-    """Load a table. It returns the mean of a text's vectors without unknown pieces, as the library
-    does, normalised if `normalize` in config.json is true."""
+    """Load a table. The `Runner` averages the word vectors of a text's pieces except unknown ones,
+    as the library does, and normalises the mean if `normalize` in config.json is true."""
     from safetensors.numpy import load_file
 
     table: Floats = load_file(path)[TABLE]
@@ -115,7 +115,7 @@ def _unknown_piece(path: Path) -> int:
     tokenizer = Tokenizer.from_file(str(path))
     if name := getattr(tokenizer.model, "unk_token", None):
         number = tokenizer.token_to_id(name)
-    else:  # a Unigram vocabulary has only a number, in its JSON alone
+    else:  # Unigram has only the id, and only in the JSON
         number = json.loads(path.read_text("utf-8"))["model"].get("unk_id")
     return -1 if number is None else int(number)
 

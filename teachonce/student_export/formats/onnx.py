@@ -40,7 +40,8 @@ def write_float(student: LoadedStudent, path: Path) -> None:
         with _torch_errors(student.folder), _silence():
             _exported(*onnx_decoder.traced(student.network.network), path)
         return
-    # Two texts of two lengths: torch.export takes a size of 1 for a constant, and one is padded.
+    # Two texts, because torch.export takes a size of 1 for a constant, with different lengths, so
+    # that one is padded.
     example = student.encode(["the old lamp of the tower", "light"])
     inputs = tuple(torch.as_tensor(example[name]) for name in student.inputs)
     recurrent = any(isinstance(module, torch.nn.LSTM) for module in student.network.modules())
@@ -83,7 +84,7 @@ def _exported(network: Any, inputs: tuple[Any, ...], names: dict[str, Any], path
 
 
 def _save_without_traces(model: Any, path: Path) -> None:
-    """Save a model with only the module scope in the exporter's metadata of each node."""
+    """Save a model; of the exporter's metadata of each node, only the module scope is saved."""
     # Stack traces name paths of this machine, and are larger than the weights of a small student.
     for node in model.graph.node:
         scopes = [prop.value for prop in node.metadata_props if prop.key == SCOPES]
@@ -127,7 +128,8 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     def run(inputs: dict[str, Array]) -> Array:
         texts = len(inputs["input_ids"])
-        # A decoder's export takes its cache as inputs, which has no token before the first call.
+        # A decoder's export has its cache among its inputs; before the first call the cache is
+        # empty.
         empty = {name: np.zeros((texts, s[1], 0, s[3]), np.float32) for name, s in past.items()}
         result: Array = session.run([output], inputs | empty)[0]
         return result
@@ -157,7 +159,7 @@ def _layer(node: Any) -> str:
     scopes = "".join(str(prop.value) for prop in node.metadata_props if prop.key == SCOPES)
     if scopes:
         parts = [part.strip(" '\"") for part in scopes.strip("[]").split(",")]
-        # Scopes lead from the network to the node itself, which is the last of them.
+        # The scopes are the modules from the network to the node; the last one is the node itself.
         return next((part for part in reversed(parts[:-1]) if part), name)
     return name.strip("/").rpartition("/")[0].replace("/", ".") or name
 
@@ -184,7 +186,8 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> list[
             )
         else:
             _in_four_bits(source, path, nodes)
-    # By the file itself: which operators a library quantises depends on its release.
+    # Read from the written file, because the operators that onnxruntime quantises depend on its
+    # release.
     remaining = {name for names in layers(path).values() for name in names}
     return [name for name in nodes if name in remaining]
 
@@ -204,7 +207,7 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
         op_types_to_quantize=("MatMul", "Gather"),
     )
     quantizer.process()
-    # False: without external data, so that the export is one file.
+    # False: no external data, so that the export is one file.
     quantizer.model.save_model_to_file(str(path), False)
 
 

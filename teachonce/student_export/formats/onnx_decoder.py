@@ -23,7 +23,7 @@ console.log(await write("Once upon a time", { max_new_tokens: 40 }));
 DTYPES = {"model.onnx": "fp32", "model_quantized.onnx": "q8", "model_q4.onnx": "q4"}
 """The `dtype` with which transformers.js looks for a file."""
 # torch.export takes sizes of 0 and 1 for constants.
-BATCH, TOKENS, BEFORE = 2, 4, 3  # of the example: any number but 0 and 1
+BATCH, TOKENS, BEFORE = 2, 4, 3  # sizes of the example: any number but 0 and 1
 
 
 def usage(file: str, chats: bool) -> str:
@@ -53,10 +53,11 @@ class CachedNetwork(nn.Module):
         allowed = seen[None, None] & mask.bool()[:, None, None]
         output = self.network(
             input_ids=ids,
-            # A mask of four dimensions is taken as it is; of two, each family makes its own.
-            # Not -inf: padding on the left attends to nothing, and its softmax would be NaN.
+            # transformers uses a mask of four dimensions unchanged; from two dimensions each family
+            # makes its own mask. Not -inf: padding on the left attends to nothing, and its softmax
+            # would be NaN.
             attention_mask=torch.where(allowed, 0.0, torch.finfo(torch.float32).min),
-            # Clamped for padding on the left, which would have position -1.
+            # Clamped: padding on the left would have position -1.
             position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, past_length:],
             past_key_values=cache,
             use_cache=True,
@@ -88,7 +89,8 @@ def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def cache_names(config: Any, of: str) -> list[str]:
-    """Return the names of keys and values, layer by layer; `of` is PAST or `present`."""
+    """Return the names of the cache's keys and values, layer by layer. They begin with `of`: PAST
+    for inputs, `present` for outputs."""
     layers = range(config.num_hidden_layers)
     return [f"{of}.{n}.{kind}" for n in layers for kind in ("key", "value")]
 
@@ -103,7 +105,7 @@ def _example(network: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 def _shapes(network: Any) -> tuple[Any, ...]:
-    """Return the names of the axes that may have any size, for each input."""
+    """Return, for each input, the axes that may have any size, with their names."""
     past = {0: "batch", 2: "past_sequence_length"}
     return (
         {0: "batch", 1: "sequence_length"},

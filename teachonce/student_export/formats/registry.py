@@ -49,7 +49,7 @@ FORMATS = {
         model2vec.NAMES,
         model2vec.write_float,
         model2vec.open_runner,
-        ("numpy", "model2vec"),  # the file is a table, which is read here without the package
+        ("numpy", "model2vec"),  # no package: `model2vec.open_runner` reads the table itself
         usage=model2vec.usage,
     ),
 }
