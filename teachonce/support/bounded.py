@@ -15,7 +15,7 @@ from typing import Any
 
 from teachonce.support.errors import UserError, first_line
 
-THREADS = 4  # of libraries in the process; each takes address space
+THREADS = 4  # of tokenizers (Rayon); each takes address space of its own
 PATIENCE = 10  # ratio of the wall-clock limit to the CPU limit: the machine may be busy
 PR_SET_PDEATHSIG = 1
 inside = False  # whether this is the process with limits

@@ -129,7 +129,8 @@ class _Lists:
     that name themselves as the next page, without end."""
 
     def __init__(self) -> None:
-        # Number of pages before it and time of the first page, by the address of the next page.
+        # By the address of a next page: the number of pages before this page, and the time of the
+        # first page of its list.
         self._next: dict[str, tuple[int, float]] = {}
 
     def check(self, response: Response) -> None:

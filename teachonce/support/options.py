@@ -340,7 +340,7 @@ def _is_of(kind: type[Any], value: Any) -> bool:
         return kind is bool
     if kind in (str, Path):
         return isinstance(value, str | os.PathLike)  # a string may be the path of a store or model
-    return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # or of NumPy
+    return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's too
 
 
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:

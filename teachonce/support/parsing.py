@@ -16,7 +16,7 @@ from typing import Any
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.redaction import redacted
 
-MOST_BYTES = 1 << 26  # of a JSON file, at most
+MOST_BYTES = 1 << 26  # most bytes of a JSON file
 MOST_TOML_BYTES = 1 << 20
 LARGEST = 1e30  # largest magnitude of a number: its square is finite in float64
 MOST_DIGITS = 18  # 18 digits fit into int64; int() raises ValueError above 4,300 digits
