@@ -68,7 +68,8 @@ def corpora(corpus: Any) -> Iterator[Any]:
 
 
 def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
-    """List the sources of one of `corpora`; none if the identity has another form."""
+    """List the sources of a corpus that `corpora` yields; an empty list if its entry `sources` is
+    malformed."""
     sources = _list_in(corpus, "sources")
     return sources if all(isinstance(source, Mapping) for source in sources) else []
 

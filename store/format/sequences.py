@@ -147,8 +147,8 @@ def _encode_marks(
         context = zeros if given.context is None else np.asarray(given.context, np.int64)
         if context.shape != lengths.shape or ((context < 0) | (context >= lengths)).any():
             raise StoreError(
-                f"{where}: context must be {len(lengths)} numbers of tokens, each below the length"
-                " of its sequence"
+                f"{where}: context must have a count of tokens for each of {len(lengths)}"
+                " sequences, at least 0 and below the sequence's length"
             )
         marks[CONTEXT] = context.astype(np.int32)
     if features.learn:

@@ -273,8 +273,8 @@ class PartReader:
 
     @cached_property
     def sequence_start(self) -> Array:
-        """Return int64 [n + 1], 0..n: the first row of each sequence in arrays with one row for
-        each sequence."""
+        """Return 0..n, int64 [n + 1]: the bounds of sequences in an array with one row for each
+        sequence. It is used like `token_start`."""
         return np.arange(self.part.counts.sequences + 1)
 
     @cached_property

@@ -87,8 +87,9 @@ class Excerpt:
 class Pool:
     """Holds the requested arrays of some blocks, concatenated over sequences, not decoded.
 
-    Sequences are in the order of the store. For each sequence of the given blocks, in their order,
-    `place` [n] is its index in the pool. Only the `excerpt` of each array is read.
+    The pool has its sequences in the order of the store; the blocks may have another order. `place`
+    [n]: for each sequence of the blocks, its index in the pool. If `batches` are given, only rows
+    of their sequences, and rows in the same chunks, are read (see `excerpt`).
     """
 
     def __init__(

@@ -157,7 +157,9 @@ class PartWriter:
         if self._texts is None:
             raise StoreError(f"{self._where}: internal error: call set_sequences before set_masks")
         if not 0 < view < self._features.views:
-            raise StoreError(f"{self._where}: view {view} has no masks (views 1..)")
+            last = self._features.views - 1
+            expected = f"expected a view in 1..{last}" if last else "the store has only view 0"
+            raise StoreError(f"{self._where}: view {view} cannot have masks; {expected}")
         where = f"{self._where}, view {view}"
         self._arrays |= encode_spans(spans, self._texts, where, span_kind(view))
 

@@ -53,8 +53,8 @@ def learnt_runs(alignment: Alignment, learnt: Array) -> Alignment:
 
 
 def following(tokens: Tokens, learnt: Array | None = None) -> MaskedTokens:
-    """Label each token with the next token of its text, if the student is trained on the next
-    token. The label is IGNORED otherwise, and for the last token of a text."""
+    """Label each token with the next token of its text. The label is IGNORED for the last token of
+    a text, and where `learnt`, bool [N], is false for the next token (None: true for all)."""
     labels = np.full(len(tokens.ids), IGNORED, np.int64)
     labels[:-1] = tokens.ids[1:]
     if learnt is not None:

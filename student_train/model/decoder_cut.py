@@ -317,7 +317,8 @@ def _squares(
 
 
 def _axes(name: str, parts: DecoderParts) -> str | None:
-    """Return the axes of a parameter, or None if it is not copied."""
+    """Return the letters of a parameter's axes (see `DecoderParts`), or None if the student does
+    not copy it from the teacher."""
     numbered = split_layer(name, parts.layers)
     return parts.around.get(name) if numbered is None else parts.layer.get(numbered[1])
 

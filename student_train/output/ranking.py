@@ -115,7 +115,7 @@ def answers_alike(figures: Row) -> bool:
 
 
 def flat_row(row: Row) -> Row:
-    """Return a row with its scores as columns `TASK SCORE`."""
+    """Return a row in which each score of a task is its own column, such as `sst2 accuracy`."""
     columns = {name: value for name, value in row.items() if name != SCORES}
     for task, scores in row.get(SCORES, {}).items():
         for name, value in scores.items():

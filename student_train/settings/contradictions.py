@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
 NEXT = "bytes"  # the only alignment in which both sides predict at the same position
+TRIMS = (
+    "trims white space, but losses on next tokens need tokens of teacher and student that end at"
+    " the same byte"
+)
 
 
 def check_together(options: TrainOptions, unknown: Collection[str] = ()) -> None:
@@ -163,9 +167,8 @@ def _check_predictions(options: TrainOptions, losses: Sequence[Loss]) -> None:
     trimmed = [loss.name for loss in predicted if loss.of_next and own.get(loss.name, NEXT) != NEXT]
     if trimmed:
         raise UserError(
-            f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
-            f" teacher and student end at the same byte, and {own[trimmed[0]]} trims white space;"
-            f" leave --align out, or give {trimmed[0]}={NEXT}"
+            f"--align {trimmed[0]}={own[trimmed[0]]}: {own[trimmed[0]]} {TRIMS}; leave --align out,"
+            f" or give {trimmed[0]}={NEXT}"
         )
 
 
@@ -183,10 +186,7 @@ def check_alignment_is_read(options: TrainOptions) -> None:
     aligned = [loss for loss in registry.named(losses) if not loss.without_teacher]
     unread = all(loss.of_next or loss.name in own for loss in aligned)
     if options.shape.causal and unread and bare not in ("", NEXT):
-        raise UserError(
-            f"--align {bare}: next tokens are predicted where tokens of teacher and student end"
-            f" at the same byte, and {bare} trims white space; leave --align out, or give {NEXT}"
-        )
+        raise UserError(f"--align {bare}: {bare} {TRIMS}; leave --align out, or give {NEXT}")
 
 
 def _check_decoder(options: TrainOptions, losses: Sequence[Loss]) -> None:

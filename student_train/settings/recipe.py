@@ -34,8 +34,9 @@ class Recipe:
     needs: what the recipe requires of the stores.
         stores: their number.
         masked: whether they need masked views.
-        hidden, attention: how these were dumped: `mean` (with or without the embeddings),
-            `mean:0`, `groups:N`, or `layer:I` for any single layer.
+        hidden, attention: the required form: `mean` accepts a dump with `mean` or `mean:0`,
+            `mean:0` and `groups:N` accept the same form, and `layer:I`, with the letter I, accepts
+            any single layer.
         model: whether `--init layers:...` needs the folder of another model.
         tied: whether the mixed-vocabulary training in the store used `--tie`.
     """

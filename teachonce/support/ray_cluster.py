@@ -46,8 +46,10 @@ def check_gpus(gpus: float) -> None:
 
 @dataclass(frozen=True)
 class DriverNode:
-    """Describes the driver's node. A worker's node must have the same folder in which the command
-    was typed, the lease of the path `driven` with this `token`, and the same installed versions."""
+    """Describes the driver's node, so that a worker checks that its own node shares the driver's
+    disk and versions. The worker's node must have the folder in which the command was typed, a
+    lease of the output `driven` that contains the driver's `token`, and the same installed
+    versions."""
 
     folder: str
     driven: Path

@@ -123,8 +123,9 @@ class RoundTripTokenizer:
                 begin, tried = end, 0
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
-        """Return the end of the longest stretch from `begin`, with its text and encoding. Returns
-        `begin` and None if no stretch of at least SHORTEST tokens can be reproduced."""
+        """Find the longest stretch of ids from `begin` whose text the tokenizer encodes to the same
+        ids. Return its end, and its text with the encoding; `begin` and None if it would have fewer
+        than SHORTEST tokens."""
         rest, size = len(ids) - begin, COMPARED
         # In growing pieces: else each stretch of a long sample would tokenize the whole rest.
         while True:

@@ -346,8 +346,8 @@ def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"context": [3]}, "context must be 1 numbers of tokens, each below the length"),
-        ({"context": [-1]}, "context must be 1 numbers"),
+        ({"context": [3]}, "a count of tokens for each of 1 sequences, at least 0"),
+        ({"context": [-1]}, "a count of tokens for each of 1 sequences"),
         ({"learn": [True]}, r"learn has shape \[1\], expected \[3\]"),
         ({"messages": [[[0, 2, 7]]]}, "messages must be ascending .* the role 0, 1, .*, 6, 255"),
         ({"messages": [[[2, 1, 0]]]}, "messages must be ascending spans begin <= end"),
