@@ -19,7 +19,7 @@ from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import NO_QUEUE, NO_STORE, StoreError, missing
 from teachonce.support.errors import UserError, os_error_line
-from teachonce.support.parsing import local_path
+from teachonce.support.parsing import AS_TEXT, local_path
 
 LocalStaging = ZarrStaging | Hdf5Staging
 
@@ -38,7 +38,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
     path = Path(path)
     try:
         if not path.exists():
-            raise StoreError(missing(local_path(path)))
+            raise StoreError(missing(local_path(path, AS_TEXT)))
         if (path / "zarr.json").is_file():
             return ZarrSource(str(path))
         # The content decides, because a file that is only read may have any name. Opening a pipe
@@ -84,12 +84,12 @@ def local_staging_of(path: str | Path) -> LocalStaging:
     Raises UserError if the name does not end in .zarr or .h5, and if the path exists and is neither
     a folder nor a file.
     """
-    target = Path(path)
     if "://" in str(path):
         raise UserError(
             f"{path}: a store can be changed only at a local path, and written only to a local path"
             " or a bucket (s3://, gs://, az://); give such a path"
         )
+    target = local_path(path, AS_TEXT)
     # Opening a pipe would wait for its other end.
     if target.exists() and not (target.is_dir() or target.is_file()):
         raise UserError(f"{path}: is not a folder or an ordinary file; give another name")

@@ -30,7 +30,7 @@ from teachonce.store.format.sequences import offsets_of, tokenizer_inputs
 from teachonce.store.tools.merge import is_merged
 from teachonce.support.arrays import Array
 from teachonce.support.console import check_device, counted
-from teachonce.support.differences import differences, first_few
+from teachonce.support.differences import ABSENT, differences, first_few
 from teachonce.support.packages import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.teacher.forward import BatchOutput, forward
@@ -266,10 +266,18 @@ def _other_settings(store: FeatureStore, model: ResolvedModel) -> list[str]:
     """Describe how architecture and sizes of a checkpoint differ from the stored config.json."""
     if "config.json" not in store.teacher_files():
         return []
-    stored, here = store.teacher_settings("config.json"), load_config(model).to_dict()
+    try:
+        stored, here = store.teacher_settings("config.json"), load_config(model).to_dict()
+    except (UserError, StoreError):
+        return []  # the caller raises the first error
     then, now = ({name: config.get(name) for name in SETTINGS} for config in (stored, here))
     changes = differences({**then, "layers": layers_of(stored)}, {**now, "layers": layers_of(here)})
-    return [f"{key} is {old} in the store and {new} here" for key, old, new in changes]
+    # A stored config.json of another program may leave out what is the default here.
+    return [
+        f"{key} is {old} in the store and {new} here"
+        for key, old, new in changes
+        if ABSENT not in (old, new)
+    ]
 
 
 def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> str | None:

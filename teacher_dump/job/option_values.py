@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from teachonce.support.environment import torchrun_number
 from teachonce.support.errors import UserError
-from teachonce.support.parsing import local_path, whole_number
+from teachonce.support.parsing import AS_TEXT, local_path, whole_number
 
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
@@ -66,7 +66,7 @@ def tier_and_size(spec: str) -> tuple[str, int]:
 
 def place_of(word: str) -> Path | str:
     """Return `--out` as a Path, or as str if it is a URL."""
-    return word if "://" in word else local_path(word)
+    return word if "://" in word else local_path(word, AS_TEXT)
 
 
 def read_sources(words: tuple[str, ...] | str) -> tuple[str, ...]:

@@ -218,7 +218,8 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens"
             " pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens"
             " pooling_mode_lasttoken",
-            "sentence-transformers: the modes, in the order of the file",
+            "sentence-transformers: the vectors of the modes that are true are concatenated, in the"
+            " order of the file",
         ),
         honoured("include_prompt", "sentence-transformers: false leaves the prompt's tokens out"),
         honoured(

@@ -138,9 +138,6 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
     if options.task in FINE_TUNED and not options.as_is and options.dev is None:
         raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
     files = [path for path in (*options.train, options.dev, *options.test) if path]
-    if options.kind in OF_TEXTS and options.text_column and not any(map(is_table, files)):
-        needed = "a table (.csv, .tsv, .jsonl, ...) that has the column"
-        raise UserError(f"--text-column needs {needed}; give one, or leave the option out")
     for path in filter(None, (*files, options.candidates, options.store)):
         if not path.exists():
             if str(path).startswith("hf:"):
@@ -149,6 +146,9 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
                     " load_dataset(NAME, split=SPLIT).save_to_disk(FOLDER), and give the folder"
                 )
             raise UserError(f"{path}: no such file or folder; {suggest_path(path)}check the path")
+    if options.kind in OF_TEXTS and options.text_column and not any(map(is_table, files)):
+        needed = "a table (.csv, .tsv, .jsonl, ...) that has the column"
+        raise UserError(f"--text-column needs {needed}; give one, or leave the option out")
     other_models = filter(None, (options.teacher, options.documents_by, options.candidates_by))
     names = options.model if models is None else models
     if options.vocab and not any(name.startswith(SCRATCH) for name in names):

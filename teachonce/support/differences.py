@@ -88,7 +88,9 @@ def describe_differences(changes: Iterable[tuple[str, str, str]]) -> list[str]:
     """Describe `differences` of a store's identity and features: "--views is A in the store and B
     now". A value in both identity and features is listed once; if --codec differs, the encodings
     that follow from it are not listed."""
-    lines = {_readable(key): f"is {old} in the store and {new} now" for key, old, new in changes}
+    lines = dict[str, str]()
+    for key, old, new in changes:
+        lines.setdefault(_readable(key), f"is {old} in the store and {new} now")
     if "--codec" in lines:
         lines = {
             name: line for name, line in lines.items() if not name.startswith(NOUNS["encodings"])

@@ -6,7 +6,7 @@
         lr: float | None = option(None, "Peak learning rate.", within=POSITIVE)
 
         def __post_init__(self) -> None:
-            check_values(self)
+            parse_values(self)
 
 The options of a command (`click_options`), the parsing of TOML (`read_values`) and the checks of
 values (`parse_values`) are derived from the fields. They are the same for the command line, TOML
@@ -271,7 +271,8 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     if about.read and texts and not (several and kind is tuple and about.repeated):
         return about.read(tuple(values) if about.repeated else ",".join(values))
     if kind is tuple:
-        return tuple(map(_type_of(settings, name).members[0], values) if texts else values)
+        member = _type_of(settings, name).members[0]
+        return tuple(map(local_path if member is Path else member, values) if texts else values)
     if kind is Path and texts:
         if len(values) > 1:
             raise UserError(f"{flag_of(name)}: expected one path, got {len(values)}")
@@ -283,14 +284,13 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, also in a list or a dict, as a number of Python: JSON has no others."""
+    """Return a number of NumPy, also in a list or a dict, as a number of Python, for JSON."""
     if isinstance(value, list | tuple):
         return list(map(_plain, value)) if isinstance(value, list) else tuple(map(_plain, value))
     if type(value) is dict:  # not a subclass, which may mark defaults
         return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, int | float) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    # By the attributes of its scalars, also of booleans and of float64, a subclass of float.
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:

@@ -23,23 +23,20 @@ MOST_DIGITS = 18  # 18 digits fit into int64; int() raises ValueError above 4,30
 # Not \d, which matches the digits of every script.
 DIGITS = f"[0-9]{{1,{MOST_DIGITS}}}"
 
-AS_PATH = re.compile(r"(?:s3|gs|az|hf|https?):/(?!/)")
-"""Start of a URL from which pathlib has removed a slash."""
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""Start of a URL, also if pathlib has removed its second slash."""
 
 
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path on this machine. Raises UserError for a URL, and for `Path("s3://a")`, which
-    would be a folder `s3:` here."""
-    if url := AS_PATH.match(str(path)):
-        raise UserError(
-            f"{redacted(str(path))}: a Path has only one slash after {url[0][:-1]}; give the URL as"
-            " a string, with two"
-        )
-    if "://" in str(path):
-        raise UserError(
-            f"{redacted(str(path))}: is a URL, expected a path on this machine; give one, and"
-            " copy from or to the URL by other means (a store by feature-store convert)"
-        )
+COPY = "give one, and copy from or to the URL by other means (a store by feature-store convert)"
+AS_TEXT = "give one, or give the URL as a string with two slashes"
+
+
+def local_path(path: str | os.PathLike[str], remedy: str = COPY) -> Path:
+    """Return a path on this machine. Raises UserError, which ends in `remedy`, for a URL, and for
+    `Path("s3://a")`, which would be a folder `s3:` here."""
+    if URL.match(str(path)) or "://" in str(path):
+        where = redacted(str(path))
+        raise UserError(f"{where}: is a URL, expected a path on this machine; {remedy}")
     return Path(path)
 
 

@@ -298,7 +298,9 @@ def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
          "--text-column and --text-b-column contradict"),
         ("speed --model m --text-column x", "needs a table"),
         ("speed --model m --test nowhere.txt", "nowhere.txt: no such file or folder"),
-        ("speed --model m --text-column x --test a.txt", "needs a table"),
+        ("speed --model m --text-column x --test nowhere.txt", "no such file or folder"),
+        ("mlm --as-is --model m --out o --test hf:imdb --text-column x",
+         "only teacher-dump reads the hub"),
         ("speed --model m --epochs 1", "does not take --epochs"),
         ("pos --stride 3", "does not take --stride"),
         ("pos RUN", "does not take a RUN"),
@@ -333,6 +335,8 @@ def test_what_was_given_decides_and_defaults_fill_up() -> None:
     assert asked.given() == {**words, "seed": 0, "lr": 1e-3, "text_column": "sentence"}
     assert asked.settings(FineTuneSettings, seeds=1) == FineTuneSettings(lr=1e-3, seeds=1)
     assert asked.columns() == {"text": "sentence"}
+    with pytest.raises(UserError, match="s3:/b/a.tsv: is a URL, expected a path on this machine"):
+        DownstreamOptions("lm", model=("m",), test=[Path("s3://b/a.tsv")])
 
 
 def test_help_shows_tasks_defaults_and_ranges() -> None:

@@ -328,7 +328,9 @@ def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
     # Through JSON, to equal what a file holds: paths become strings, and tuples lists.
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
     # Validations change no weight: a resumed training may validate at another interval.
-    ruled_out = ("resume", "out", "evaluate_every")
+    ruled_out = ["resume", "out", "evaluate_every"]
+    if settings.text_column is None:
+        ruled_out.append("text_column")  # trainings from before the option can be continued
     return {name: value for name, value in now.items() if name not in ruled_out}
 
 
@@ -347,8 +349,9 @@ def _check_same_settings(settings: MlmSettings) -> None:
     out, now = settings.out, recorded_settings(settings)
     try:
         before = json.loads((out / SETTINGS_FILE).read_text())
-        changes = describe_changes({key: before[key] for key in now}, now)
-    except (OSError, ValueError, KeyError, TypeError):
+        # Of both: a setting at its default may be missing on either side.
+        changes = describe_changes(before, {name: now.get(name) for name in {**before, **now}})
+    except (OSError, ValueError, AttributeError, TypeError):
         raise UserError(
             f"--resume: {out} holds no training to continue; leave --resume out"
         ) from None

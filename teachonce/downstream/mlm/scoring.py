@@ -127,7 +127,9 @@ def score_as_is(
     Raises UserError for a wrong model, length or file, and if the model has no masked-LM head.
     """
     scores, counts = _scores(model, tests, max_length, say, text_column, by_character=True)
-    settings = {"as_is": True, "max_length": max_length}
+    settings: dict[str, Any] = {"as_is": True, "max_length": max_length}
+    if text_column is not None:
+        settings["text_column"] = text_column
     return result_of(AS_IS, model, tests, settings, counts, [scores])
 
 

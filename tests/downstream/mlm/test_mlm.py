@@ -106,6 +106,8 @@ def test_a_stopped_run_continues_to_the_same_model(
     stop_at(8, resume=True)
     with pytest.raises(UserError, match="other settings: seed was 0 and is 1"):
         train_mlm(settings(text, out, model, resume=True, seed=1))
+    with pytest.raises(UserError, match="text_column was None and is body"):
+        train_mlm(settings(text, out, model, resume=True, text_column="body"))
     (log,) = out.glob("checkpoint-*/trainer_state.json")
     state = json.loads(log.read_text())
     assert 0 < state["log_history"][-1]["minutes"] < 9
