@@ -16,6 +16,7 @@ from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, ope
 from teachonce.store.containers import bucket_lease, network
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease
+from teachonce.store.containers.bucket_staging import BucketStaging
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Taken, parse_lease
@@ -88,7 +89,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Bucket, "_put", put)
-        patch.setattr("teachonce.store.write.writer.StoreWriter._clear", lambda self: None)
+        patch.setattr(BucketStaging, "clear", lambda self, mark="": None)
         make_store(URL, STATES_ALONE, parts=2)
     there = {"teacher/files": 0, "parts/0/": 0, "parts/1/zarr.json": 1, "manifest": 2}[fatal]
     if fatal == "teacher/files":
